@@ -72,13 +72,13 @@ class Issuer:
         self.file.write_text(json.dumps({"keys": [key]}))
 
     def token(self, subject: str = "client") -> str:
-        """Returns a JWT that is valid for an hour."""
+        """Return a JWT that is valid for an hour."""
         claims = {"iss": "bench", "aud": "triglot", "sub": subject, "exp": int(time.time()) + 3600}
         return jwt.encode(claims, self._key, "RS256", headers={"kid": "bench"})
 
 
 def client(name: str, more: str = "") -> str:
-    """Returns the access file's table of a client whose token equals its name; `more` are further lines."""
+    """Return the access file's table of a client whose token equals its name; `more` are further lines."""
     digest = hashlib.sha256(name.encode()).hexdigest()
     return f'[client.{name}]\ntokens_sha256 = ["{digest}"]\noperations = ["infer"]\n{more}\n'
 
@@ -90,7 +90,7 @@ def access_file(file: Path, *tables: str) -> Path:
 
 
 def bearer(token: str) -> tuple[bytes, bytes]:
-    """Returns the `authorization` field that a client adds to each call."""
+    """Return the `authorization` field that a client adds to each call."""
     return b"authorization", f"Bearer {token}".encode()
 
 
@@ -163,7 +163,7 @@ class Servers:
 
 
 def friend_rows(measured: Sequence[Measured[str]]) -> Iterator[list[str]]:
-    """Yields the table's rows."""
+    """Yield the table's rows."""
     for before, one in zip((None, *measured), measured, strict=False):
         ignored = before if before is not None and before.setting == one.setting + IGNORED else None
         more = [] if ignored is None else [rounds.ratios(one, ignored), rounds.costs(one, ignored)]
@@ -192,7 +192,7 @@ class Flood:
 async def flood(port: int, plan: Plan) -> Flood:
     """Measure one client within its rate limit, alone and beside one that exceeds its own, round by round.
 
-    Raises `BenchError` when a call of the first one is rejected.
+    Raise `BenchError` when a call of the first one is rejected.
     """
     exchange = payloads.grpc_exchange(MODEL, payloads.tensor(1, 16))
     friend = [Request(exchange.body, metadata=Metadata([bearer("friend")]))]
@@ -227,7 +227,7 @@ class Strange:
 async def strange(port: int, plan: Plan, cores: frozenset[int]) -> Strange:
     """Measure one client, alone and beside clients without credentials on `cores`, round by round.
 
-    Raises `BenchError` when a call of the first one is rejected.
+    Raise `BenchError` when a call of the first one is rejected.
     """
     exchange = payloads.grpc_exchange(MODEL, payloads.tensor(1, 16))
     friend = [Request(exchange.body, metadata=Metadata([bearer("friend")]))]
@@ -241,21 +241,21 @@ async def strange(port: int, plan: Plan, cores: frozenset[int]) -> Strange:
 
 
 def strange_lines(measured: Strange) -> Iterator[str]:
-    """Yields the lines to print."""
+    """Yield the lines to print."""
     mib = strangers.BODY_BYTES // 2**20
     yield f"{strangers.STRANGERS} strangers with {mib} MiB each, again and again: {measured.refused:,} refused"
     yield _beside(measured.alone, measured.beside, "the strangers")
 
 
 def _beside(alone: Sequence[float], beside: Sequence[float], whom: str) -> str:
-    """Returns a line with the p99 of a client's calls, alone and beside others, and the median ratio."""
+    """Return a line with the p99 of a client's calls, alone and beside others, and the median ratio."""
     ratios = [one / another for one, another in zip(beside, alone, strict=True)]
     before, now = (statistics.median(one) * 1e3 for one in (alone, beside))
     return f"  p99 {before:.2f} ms alone, {now:.2f} ms beside {whom}: x{statistics.median(ratios):.2f}"
 
 
 async def _quiet(port: int, exchange: Exchange, requests: Sequence[Request], seconds: float) -> float:
-    """Returns the p99 in seconds of calls at random instants, at a rate far below the server's capacity."""
+    """Return the p99 in seconds of calls at random instants, at a rate far below the server's capacity."""
     metadata = requests[0].metadata
     connection = await openclient.connect(port, exchange.path, exchange.body, exchange.reply, metadata)
     try:
@@ -268,7 +268,7 @@ async def _quiet(port: int, exchange: Exchange, requests: Sequence[Request], sec
 
 
 def flood_lines(measured: Flood) -> Iterator[str]:
-    """Yields the lines to print."""
+    """Yield the lines to print."""
     accepted = statistics.median(measured.accepted)
     yield f"a client that sends {QUIET_RATE} calls a second: none was refused"
     yield _beside(measured.alone, measured.beside, "the flood")

@@ -24,7 +24,7 @@ class Model(Affine):
 
 
 class Affine(triglot.Model):
-    """Returns its input `x` as `y` after `fixed` + `per_row` · rows seconds, without holding the GIL.
+    """Return its input `x` as `y` after `fixed` + `per_row` · rows seconds, without holding the GIL.
 
     `x` and `y` are FP32 of shape [rows, elements].
     """
@@ -50,17 +50,17 @@ class Batching:
     sizes: Sequence[int] = ()
 
     def arguments(self) -> dict[str, Any]:
-        """Returns the arguments of `triglot.DynamicBatching`."""
+        """Return the arguments of `triglot.DynamicBatching`."""
         return {"max_queue_delay": self.delay, "preferred_sizes": tuple(self.sizes)}
 
     def source(self) -> str:
-        """Returns the settings as Python source."""
+        """Return the settings as Python source."""
         words = ", ".join(f"{name}={value!r}" for name, value in self.arguments().items())
         return f"triglot.DynamicBatching({words})" if self.on else "None"
 
 
 def model(batching: Batching) -> Affine:
-    """Returns the model, to be run without a server."""
+    """Return the model, to be run without a server."""
     made = Affine()
     made.dynamic_batching = triglot.DynamicBatching(**batching.arguments()) if batching.on else None
     return made

@@ -40,7 +40,7 @@ class Aim:
         return f"at least {self.wanted:g} times {self.than}"
 
     def measured(self, results: Results) -> float | None:
-        """Returns the median of the rounds, or of their own ratios; None if it was not measured."""
+        """Return the median of the rounds, or of their own ratios; None if it was not measured."""
         lines = {one.setting: one for one in results.get(self.scenario, ())}
         mine, other = lines.get(self.line), lines.get(self.than)
         if mine is None or not mine.rounds:
@@ -55,7 +55,7 @@ class Aim:
         return statistics.median(ratios(mine, other))
 
     def met(self, measured: float) -> bool:
-        """Returns whether the goal was reached, by the exact value and not the rounded one that is printed."""
+        """Return whether the goal was reached, by the exact value and not the rounded one that is printed."""
         return measured >= self.wanted if self.kind == RATE else measured <= self.wanted
 
 
@@ -90,7 +90,7 @@ AIMS = (
 
 
 def rows(results: Results) -> list[list[str]]:
-    """Returns one table line per goal: subject, goal, measured value, whether it was reached."""
+    """Return one table line per goal: subject, goal, measured value, whether it was reached."""
     table = []
     for aim in AIMS:
         figure = aim.measured(results)

@@ -61,7 +61,7 @@ class Setting:
     environment: dict[str, str] = field(default_factory=dict)
 
     def flags(self) -> tuple[str, ...]:
-        """Returns the command-line flags for `bench.bare`."""
+        """Return the command-line flags for `bench.bare`."""
         words = [word for argument in self.channel for word in ("--channel", argument)]
         return (*words, "--loop", "uvloop" if self.uvloop else "asyncio")
 
@@ -75,7 +75,7 @@ def _with(base: Setting, name: str, channel: Sequence[str]) -> Setting:
 
 
 def settings(base: Setting) -> list[Setting]:
-    """Returns the base, the same again, the base with one change each, and last with all compatible changes."""
+    """Return the base, the same again, the base with one change each, and last with all compatible changes."""
     small, large = 2**20, 2**22
     both = [
         _with(base, "max_frame_size 1 MiB", [f"{FRAME}={small}"]),
@@ -133,7 +133,7 @@ def _start(
 
 
 def lines(measured: Sequence[Measured[str]]) -> str:
-    """Returns the table of one load."""
+    """Return the table of one load."""
     header = [column.format(first=measured[0].setting) for column in COLUMNS]
     return report.plain(header, [rounds.row(one, measured[0]) for one in measured])
 

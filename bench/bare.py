@@ -122,7 +122,7 @@ async def main(arguments: argparse.Namespace) -> None:
 
 
 def argument(text: str) -> ChannelArgument:
-    """Parse NAME=VALUE; a numeric value becomes an integer. Raises `argparse.ArgumentTypeError` without "="."""
+    """Parse NAME=VALUE; a numeric value becomes an integer. Raise `argparse.ArgumentTypeError` without "="."""
     name, equals, value = text.partition("=")
     if not equals:
         raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")

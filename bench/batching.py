@@ -46,7 +46,7 @@ used. "delay d, size n": an idle instance waits for d, or until there are n rows
 
 
 def settings(in_flight: int) -> list[Batching]:
-    """Returns the settings to compare with this number of calls in flight; with one, there is nothing to batch."""
+    """Return the settings to compare with this number of calls in flight; with one, there is nothing to batch."""
     if in_flight == 1:
         return [UNBATCHED, AT_ONCE, Batching("delay 5 ms", delay=0.005)]
     sizes = (in_flight // 2, in_flight)
@@ -125,7 +125,7 @@ def on_engine(in_flight: int, plan: rounds.Plan) -> list[Measured[Batching]]:
 
 
 def ratio(mine: Measured[Batching], other: Measured[Batching]) -> float:
-    """Returns the ratio of throughputs: the median of the rounds' own ratios."""
+    """Return the ratio of throughputs: the median of the rounds' own ratios."""
     return statistics.median(rounds.ratios(mine, other))
 
 
@@ -147,7 +147,7 @@ def _row(one: Measured[Batching], first: Measured[Batching]) -> list[str]:
 
 
 def lines(measured: Sequence[Measured[Batching]]) -> Iterator[str]:
-    """Yields the table of one load, and its conclusion."""
+    """Yield the table of one load, and its conclusion."""
     first = measured[0]
     yield report.plain(COLUMNS, [_row(one, first) for one in measured])
     if len(measured) > len(settings(1)):

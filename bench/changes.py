@@ -197,7 +197,7 @@ async def _change(client: Client, files: Files, changes: int) -> None:
 
 
 def lines(changed: Changed) -> Iterator[str]:
-    """Yields the lines to print."""
+    """Yield the lines to print."""
     after = changed.refused_after
     yield f"token and certificate changed {changed.changes} times, 2 workers, {CHANNELS * IN_FLIGHT} in flight:"
     yield f"  {changed.answered:,} calls answered, {len(changed.failed)} failed, goal 0"

@@ -18,7 +18,7 @@ class Group:
 
 
 def svg(title: str, groups: Sequence[Group], unit: str) -> str:
-    """Returns the chart; the longest bar of each group has the full width."""
+    """Return the chart; the longest bar of each group has the full width."""
     names = list(dict.fromkeys(name for group in groups for name, _ in group.bars))
     colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
     parts = [_text(8, 18, title, "title")]

@@ -18,7 +18,7 @@ SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
 
 
 def spans_in(request: bytes) -> int:
-    """Returns the number of spans in an ExportTraceServiceRequest."""
+    """Return the number of spans in an ExportTraceServiceRequest."""
     message = ExportTraceServiceRequest.FromString(request)
     return sum(len(scope.spans) for resource in message.resource_spans for scope in resource.scope_spans)
 

@@ -43,7 +43,7 @@ class Settings:
 def lines_of(
     scenario: Scenario, against: Checkout | None = None, other_python: str = ""
 ) -> tuple[list[Line], list[str]]:
-    """Returns the lines that can be measured here, and why others cannot; pairs of them as in `Settings`."""
+    """Return the lines that can be measured here, and why others cannot; pairs of them as in `Settings`."""
     if scenario.needs and scenario.needs not in {option.name for option in fields(Config)}:
         return [], [f"this server has no option {scenario.needs}"]
     if scenario.shared_cores and (os.cpu_count() or 1) < CORES_TO_SHARE:
@@ -65,7 +65,7 @@ def lines_of(
 
 
 def _pairs(lines: Sequence[Line], other: Checkout) -> Iterator[Line]:
-    """Yields each line of triglot, and its pair with the other checkout, if that has all of the line's options."""
+    """Yield each line of triglot, and its pair with the other checkout, if that has all of the line's options."""
     known = other.options()
     for line in lines:
         launch = line.launch
@@ -76,7 +76,7 @@ def _pairs(lines: Sequence[Line], other: Checkout) -> Iterator[Line]:
 
 
 def _python_pairs(lines: Sequence[Line], python: str) -> Iterator[Line]:
-    """Yields each line of a server in Python, and its pair under another interpreter."""
+    """Yield each line of a server in Python, and its pair under another interpreter."""
     for line in lines:
         if not line.launch.triton:
             there = replace(line.launch, name=f"{line.launch.name}, {python}", python=python)
@@ -150,7 +150,7 @@ def _named(scenario: Scenario, subject: Subject, *, under_load: bool) -> Iterato
 
 
 def _ask_again(subject: Subject) -> str:
-    """Returns a lasting error's status and text, by an ordinary client: the load client cannot read a status."""
+    """Return a lasting error's status and text, by an ordinary client: the load client cannot read a status."""
     try:
         call_once(subject)
     except BenchError as error:
@@ -161,7 +161,7 @@ def _ask_again(subject: Subject) -> str:
 def _subjects(
     stack: contextlib.ExitStack, scenario: Scenario, lines: Sequence[Line], settings: Settings
 ) -> Iterator[Subject]:
-    """Yields a subject for each line; the servers run until the stack ends."""
+    """Yield a subject for each line; the servers run until the stack ends."""
     core = None if scenario.shared_cores else settings.core
     running: dict[str, tuple[Server, int, int]] = {}
     for line in lines:

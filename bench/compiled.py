@@ -14,7 +14,7 @@ KEPT = ROOT / ".venv" / "bench"
 
 
 def can_compile(header: str = "cstdint") -> bool:
-    """Returns whether there is a compiler, and it finds this header."""
+    """Return whether there is a compiler, and it finds this header."""
     if shutil.which(COMPILER) is None:
         return False
     words = [COMPILER, "-std=c++17", "-E", "-x", "c++", "-"]
@@ -23,7 +23,7 @@ def can_compile(header: str = "cstdint") -> bool:
 
 
 def compiled(source: Path, flags: Sequence[str]) -> Path:
-    """Returns the path of the program or library of a source file; built once for the same text and flags."""
+    """Return the path of the program or library of a source file; built once for the same text and flags."""
     digest = hashlib.sha256("\0".join((source.read_text(), *flags)).encode()).hexdigest()[:16]
     made = KEPT / f"{source.stem}-{digest}"
     if not made.exists():

@@ -79,7 +79,7 @@ class Model(triglot.Model):
 
 
 def _length(count: int, bits: int, first: int) -> bytes:
-    """Returns an HPACK integer (RFC 7541, 5.1) with a prefix of `bits`; `first` has the other bits of its byte."""
+    """Return an HPACK integer (RFC 7541, 5.1) with a prefix of `bits`; `first` has the other bits of its byte."""
     most = (1 << bits) - 1
     if count < most:
         return bytes([first | count])
@@ -92,23 +92,23 @@ def _length(count: int, bits: int, first: int) -> bytes:
 
 
 def field(name: str, value: str, *, indexed: bool = False) -> bytes:
-    """Returns a literal header field; `indexed`: it enters the dynamic table."""
+    """Return a literal header field; `indexed`: it enters the dynamic table."""
     text = b"".join(_length(len(one), 7, 0) + one.encode() for one in (name, value))
     return (b"\x40" if indexed else b"\x00") + text
 
 
 def call(path: str) -> bytes:
-    """Returns the header block of a gRPC call."""
+    """Return the header block of a gRPC call."""
     return b"\x83\x86" + field(":path", path) + field("content-type", "application/grpc") + field("te", "trailers")
 
 
 def headers(stream: int, block: bytes, *, end: bool = False) -> bytes:
-    """Returns a request's HEADERS frame."""
+    """Return a request's HEADERS frame."""
     return frame(HEADERS, END_HEADERS | (END_STREAM if end else 0), stream, block)
 
 
 def message(body: bytes, size: int | None = None) -> bytes:
-    """Returns a message with gRPC's prefix, which declares `size` bytes, or the body's size."""
+    """Return a message with gRPC's prefix, which declares `size` bytes, or the body's size."""
     return b"\0" + (len(body) if size is None else size).to_bytes(4) + body
 
 
@@ -202,7 +202,7 @@ def running_streams() -> bytes:
 
 
 def rest(*fields: bytes) -> bytes:
-    """Returns the header block of a REST request."""
+    """Return the header block of a REST request."""
     return b"\x83\x86" + field(":path", REST_PATH) + field(":authority", "localhost") + b"".join(fields)
 
 
@@ -265,7 +265,7 @@ HTTP_BODY = b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "da
 
 
 def post(body: bytes, *fields: bytes) -> bytes:
-    """Returns an HTTP/1.1 request to the model that never responds."""
+    """Return an HTTP/1.1 request to the model that never responds."""
     lines = [
         b"POST %b HTTP/1.1" % REST_PATH.encode(),
         b"Host: localhost",
@@ -410,7 +410,7 @@ def _is_heard(client: socket.socket) -> bool:
 def waste(port: int, way: Way, data: bytes, ends: ExitStack) -> bool:
     """Open a connection, which `ends` closes, and send the data; returns whether the server has kept it open.
 
-    Raises `BenchError` if the server does not read the data within `SECONDS`.
+    Raise `BenchError` if the server does not read the data within `SECONDS`.
     """
     client = ends.enter_context(socket.socket())
     if not way.reads:
@@ -434,7 +434,7 @@ def waste(port: int, way: Way, data: bytes, ends: ExitStack) -> bool:
 
 
 def _settled(server: servers.Server) -> int:
-    """Returns the server's resident size in bytes once it grows no further."""
+    """Return the server's resident size in bytes once it grows no further."""
     seen = 0
     while True:
         now = server.resident_bytes()
@@ -447,7 +447,7 @@ def _settled(server: servers.Server) -> int:
 
 
 def measure(way: Way, connections: int) -> tuple[float, int]:
-    """Returns the bytes that one connection holds, and the number that stayed open. Raises `BenchError`."""
+    """Return the bytes that one connection holds, and the number that stayed open. Raise `BenchError`."""
     with tempfile.TemporaryDirectory(prefix="triglot-bench-") as name, ExitStack() as ends:
         models = Path(name) / "models"
         for model, code in MODELS.items():

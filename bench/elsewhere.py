@@ -17,7 +17,7 @@ _LIMITS = re.compile(r"less than (\d+) bytes a call wanted, more than (\d+) of w
 
 
 def said(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yields the lines with a goal, each after the name of its file."""
+    """Yield the lines with a goal, each after the name of its file."""
     for file in sorted(folder.glob("*.txt")):
         yield from ((file.name, line.strip()) for line in _lines(file) if ", goal" in line)
 
@@ -32,7 +32,7 @@ def _lines(file: Path) -> list[str]:
 
 
 def _starts(lines: list[str]) -> Iterator[list[str]]:
-    """Yields lines for starts with the demo repository, over each transport."""
+    """Yield lines for starts with the demo repository, over each transport."""
     for found in filter(None, map(_START.fullmatch, lines)):
         over, seconds, resting = found["transport"], float(found["seconds"]), int(found["resting"])
         met = _yes(seconds <= READY_SECONDS)
@@ -42,7 +42,7 @@ def _starts(lines: list[str]) -> Iterator[list[str]]:
 
 
 def _leaks(lines: list[str]) -> Iterator[list[str]]:
-    """Yields lines, over each transport, for the shape of calls whose memory grows fastest, and for the control,
+    """Yield lines, over each transport, for the shape of calls whose memory grows fastest, and for the control,
     which keeps memory on purpose."""
     limits = next(filter(None, map(_LIMITS.fullmatch, lines)), None)
     if limits is None:

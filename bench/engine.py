@@ -17,7 +17,7 @@ async def load(servable: Servable, elements: int, in_flight: int, seconds: float
     """Measure one round with `in_flight` tasks, each of which makes at least one call, and checks each result.
 
     The model's input `x` is FP32 of shape [1, elements]; its output `y` must be `x`, or its negation. CPU time is
-    this process's. Raises `RuntimeError` for any other output.
+    this process's. Raise `RuntimeError` for any other output.
     """
     inputs = {"x": tensor(1, elements)}
     latencies: list[float] = []

@@ -82,7 +82,7 @@ def _grps(size: int) -> bytes:
 
 
 def _text(before: str, after: str) -> Callable[[int], bytes]:
-    """Returns a maker of JSON with a list of numbers, just within JSON's limits, so that all of it is parsed."""
+    """Return a maker of JSON with a list of numbers, just within JSON's limits, so that all of it is parsed."""
     number = "0.5000000,"
     room = len(before) + len(number) + len(after)
     return lambda size: f"{before}{number * ((size - room) // len(number))}0.5{after}".encode()
@@ -170,7 +170,7 @@ def _resident(server: servers.Server) -> int:
 
 
 def _rested(server: servers.Server, before: int) -> int:
-    """Returns the resident size in bytes once memory was returned to the system, or after `REST_SECONDS`."""
+    """Return the resident size in bytes once memory was returned to the system, or after `REST_SECONDS`."""
     deadline = time.monotonic() + REST_SECONDS
     while (size := _resident(server)) - before >= ALLOWED and time.monotonic() < deadline:
         time.sleep(1)  # No event signals that another process has returned memory.

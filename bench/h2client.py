@@ -59,7 +59,7 @@ Framed = tuple[Request, memoryview]
 
 
 def framed_requests(requests: Sequence[Request]) -> Iterator[Framed]:
-    """Yields the requests in turn, forever, beginning at a random one."""
+    """Yield the requests in turn, forever, beginning at a random one."""
     framed = [(one, memoryview(b"\0" + len(one.body).to_bytes(4, "big") + one.body)) for one in requests]
     return islice(cycle(framed), randrange(len(framed)), None)
 
@@ -341,7 +341,7 @@ class H2Connection(asyncio.BufferedProtocol):
 
 
 def headers_of(port: int, path: str, indexed: bool = False) -> HeaderBlocks:
-    """Returns the header blocks for a new connection to a local server."""
+    """Return the header blocks for a new connection to a local server."""
     return HeaderBlocks(path, f"127.0.0.1:{port}", indexed)
 
 

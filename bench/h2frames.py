@@ -13,15 +13,15 @@ SETTING = struct.Struct(">HI")
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """Returns a frame."""
+    """Return a frame."""
     return FRAME.pack(len(payload) << 8 | kind, flags, stream) + payload
 
 
 def settings(*pairs: tuple[int, int]) -> bytes:
-    """Returns a SETTINGS frame with these pairs of identifier and value."""
+    """Return a SETTINGS frame with these pairs of identifier and value."""
     return frame(SETTINGS, 0, 0, b"".join(SETTING.pack(*pair) for pair in pairs))
 
 
 def window_update(step: int) -> bytes:
-    """Returns a WINDOW_UPDATE frame that allows the peer `step` more bytes on the connection."""
+    """Return a WINDOW_UPDATE frame that allows the peer `step` more bytes on the connection."""
     return frame(WINDOW_UPDATE, 0, 0, step.to_bytes(4, "big"))

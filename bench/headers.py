@@ -22,7 +22,7 @@ class Metadata:
 
     @cached_property
     def literals(self) -> bytes:
-        """Returns the encoded fields as C-core writes metadata: not added to the dynamic table."""
+        """Return the encoded fields as C-core writes metadata: not added to the dynamic table."""
         return b"".join(_literal(NOT_ADDED, one) for one in self.fields)
 
 
@@ -30,7 +30,7 @@ NO_METADATA = Metadata()
 
 
 def _literal(first: bytes, one: Field) -> bytes:
-    """Returns a literal field, without Huffman coding, as C-core does."""
+    """Return a literal field, without Huffman coding, as C-core does."""
     name, value = one
     return first + _string(name) + _string(value)
 
@@ -40,7 +40,7 @@ def _string(text: bytes) -> bytes:
 
 
 def _integer(first: int, bits: int, value: int) -> bytes:
-    """Returns an integer in the last `bits` of a byte, and in further bytes if it is larger (RFC 7541, 5.1)."""
+    """Return an integer in the last `bits` of a byte, and in further bytes if it is larger (RFC 7541, 5.1)."""
     most = (1 << bits) - 1
     if value < most:
         return bytes((first | value,))
@@ -99,7 +99,7 @@ class HeaderBlocks:
             self._update = _integer(0x20, 5, limit)
 
     def block(self, timeout: int | None = None, metadata: Metadata = NO_METADATA) -> bytes:
-        """Returns the header block of one call; `timeout` is in milliseconds."""
+        """Return the header block of one call; `timeout` is in milliseconds."""
         update, self._update = self._update, b""
         before = self._added
         if self._begin[0] != before:
@@ -114,7 +114,7 @@ class HeaderBlocks:
         return begin + metadata.literals
 
     def _field(self, one: Field) -> bytes:
-        """Returns a reference to the field, or a literal that is added to the table."""
+        """Return a reference to the field, or a literal that is added to the table."""
         number = self._numbers.get(one)
         return self._add(one) if number is None else self._reference(number)
 
@@ -142,7 +142,7 @@ class HeaderBlocks:
                 del self._numbers[one]
 
     def _timeout(self, milliseconds: int) -> bytes:
-        """Returns the field `grpc-timeout`; timeouts from one second on are rounded up to 10 ms."""
+        """Return the field `grpc-timeout`; timeouts from one second on are rounded up to 10 ms."""
         rounded = milliseconds if milliseconds < 1000 else -(-milliseconds // 10) * 10
         one = (b"grpc-timeout", b"%dS" % (rounded // 1000) if rounded % 1000 == 0 else b"%dm" % rounded)
         if self.indexed:

@@ -152,7 +152,7 @@ class Result:
 
 
 def body_of(route: Route, item: bytes) -> bytes:
-    """Returns a body of about `SIZE` bytes that repeats `item`, valid JSON if the item is."""
+    """Return a body of about `SIZE` bytes that repeats `item`, valid JSON if the item is."""
     count = max(1, SIZE // len(item))
     return route.head + (item * count).rstrip(b",") + route.tail
 
@@ -161,7 +161,7 @@ def body_of(route: Route, item: bytes) -> bytes:
 def cgroup() -> Iterator[tuple[str, contextlib.AbstractContextManager[None]]]:
     """Create a cgroup with a memory limit, if possible.
 
-    Yields a description of the limit, and a context manager: processes started in its block run in the cgroup.
+    Yield a description of the limit, and a context manager: processes started in its block run in the cgroup.
     """
     folder = CGROUPS / f"triglot-bench-{os.getpid()}"
     try:

@@ -21,7 +21,7 @@ CONTENT_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)[ \t]*(?:\r\n|$)", 
 
 
 def request_bytes(port: int, path: str, headers: Mapping[str, str], body: bytes) -> bytes:
-    """Returns a complete POST request."""
+    """Return a complete POST request."""
     lines = [f"POST {path} HTTP/1.1", f"Host: 127.0.0.1:{port}", f"Content-Length: {len(body)}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     return "\r\n".join((*lines, "", "")).encode() + body

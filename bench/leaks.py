@@ -219,7 +219,7 @@ async def _ask(port: int, models: Path, shape: Shape, calls: int, look: Callable
 
 
 def measure(shape: Shape, transport: str, calls: int) -> Growth:
-    """Measure one shape on a server of its own. Raises `BenchError` for a call with an unexpected end."""
+    """Measure one shape on a server of its own. Raise `BenchError` for a call with an unexpected end."""
     each = max(1, calls // SLICES)
     with tempfile.TemporaryDirectory(prefix="triglot-bench-") as name:
         models = Path(name) / "models"
@@ -245,7 +245,7 @@ def measure(shape: Shape, transport: str, calls: int) -> Growth:
 
 
 def line(growth: Growth) -> str:
-    """Returns the line to print."""
+    """Return the line to print."""
     calls = growth.slice_calls * SLICES
     meant = f"{calls} calls" if growth.meant == calls else f"{growth.meant} of {calls} calls"
     first, last = (growth.resident[at] / 2**20 for at in (0, -1))

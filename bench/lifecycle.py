@@ -127,7 +127,7 @@ def _start_once(models: Path, transport: str, core: int | None) -> tuple[float, 
 
 
 def start_line(started: Started) -> str:
-    """Returns the line to print."""
+    """Return the line to print."""
     seconds, megabytes = np.median(started.seconds), np.median(started.resident) / 2**20
     return (
         f"start over {started.transport:>3}: ready after {seconds:.2f} s (longest {max(started.seconds):.2f} s), "
@@ -250,7 +250,7 @@ def measure(control: Control, megabytes: int, loads: int, core: int | None) -> R
 
 
 def lines(result: Result) -> Iterator[str]:
-    """Yields the lines to print."""
+    """Yield the lines to print."""
     milliseconds = np.array(result.served) * 1e3
     median, worst = np.median(milliseconds), milliseconds.max()
     cpu = "" if result.cpu is None else f", {result.cpu * 1e3:.0f} ms of the server's CPU time each"

@@ -59,7 +59,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def choose(names: Sequence[str] | None) -> list[Scenario]:
-    """Returns the scenarios that `--only` names, or all."""
+    """Return the scenarios that `--only` names, or all."""
     for name in names or ():
         if not any(name in scenario.name for scenario in SCENARIOS):
             raise BenchError(f"no scenario's name holds {name!r}; see --list")

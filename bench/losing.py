@@ -55,7 +55,7 @@ class Loss:
 
 
 async def lose(way: signal.Signals, times: int) -> list[Loss]:
-    """Signal the process of a model, `times` times. Raises `RuntimeError` for a call with an unexpected end."""
+    """Signal the process of a model, `times` times. Raise `RuntimeError` for a call with an unexpected end."""
     with tempfile.TemporaryDirectory(prefix="triglot-bench-") as name:
         file = Path(name) / "model.py"
         file.write_text(MODEL)
@@ -95,7 +95,7 @@ def _await_file(file: Path) -> None:
 
 
 def _children() -> set[int]:
-    """Returns the ids of this process's children."""
+    """Return the ids of this process's children."""
     found: set[int] = set()
     for file in Path(f"/proc/{os.getpid()}/task").glob("*/children"):
         with suppress(OSError):  # The thread has ended in the meantime.
@@ -104,7 +104,7 @@ def _children() -> set[int]:
 
 
 def lines(losses: Mapping[str, Sequence[Loss]]) -> Iterator[str]:
-    """Yields the table, and its conclusion."""
+    """Yield the table, and its conclusion."""
     rows = []
     for way, found in losses.items():
         rows.append((way, *_spread([one.told for one in found]), *_spread([one.replaced for one in found])))
@@ -114,5 +114,5 @@ def lines(losses: Mapping[str, Sequence[Loss]]) -> Iterator[str]:
 
 
 def _spread(seconds: Sequence[float]) -> tuple[str, str]:
-    """Returns the median and the maximum, in ms."""
+    """Return the median and the maximum, in ms."""
     return f"{statistics.median(seconds) * 1e3:,.1f}", f"{max(seconds) * 1e3:,.1f}"

@@ -53,7 +53,7 @@ class Subject:
 def call_once(subject: Subject) -> bytes:
     """Make one call with an ordinary client, and check the content of the reply, which is returned.
 
-    The load client's replies are compared with it. Raises `BenchError`, with status and text, for an error.
+    The load client's replies are compared with it. Raise `BenchError`, with status and text, for an error.
     """
     exchange = subject.exchange
     if exchange.kind != REST:
@@ -133,7 +133,7 @@ async def load_on(connections: Sequence[LoadConnection], subject: Subject, settl
 
 
 def round_of(outcome: Outcome, before: float | None, after: float | None, client_used: float) -> Round:
-    """Returns the results of a run; `before`, `after`: the server's CPU seconds; `client_used`: the client's."""
+    """Return the results of a run; `before`, `after`: the server's CPU seconds; `client_used`: the client's."""
     p50, p99 = np.percentile(outcome.latencies, (50, 99))
     cpu = None if before is None or after is None else (after - before) / outcome.calls
     rate = outcome.calls / outcome.seconds

@@ -106,7 +106,7 @@ def check(values: Floats, request: bytes) -> None:
 
 
 def best_of(repeats: int, work: Sequence[Callable[[], object]]) -> list[tuple[float, float]]:
-    """Returns the minimum and median seconds per call of each; timed in turn, so that all see the same machine."""
+    """Return the minimum and median seconds per call of each; timed in turn, so that all see the same machine."""
     timers = [timeit.Timer(one) for one in work]
     loops = []
     for timer in timers:
@@ -120,7 +120,7 @@ def best_of(repeats: int, work: Sequence[Callable[[], object]]) -> list[tuple[fl
 
 
 def lines(repeats: int) -> list[list[str]]:
-    """Returns one table line per payload and direction."""
+    """Return one table line per payload and direction."""
     table = []
     for name, elements in SIZES.items():
         values = tensor(1, elements)
@@ -148,7 +148,7 @@ def observed(endpoint: Endpoint, call: Call) -> None:
 
 
 def telemetry_lines(repeats: int) -> list[list[str]]:
-    """Returns the table lines for telemetry of an inference call of a kind that occurred before."""
+    """Return the table lines for telemetry of an inference call of a kind that occurred before."""
     endpoint = Telemetry().endpoint("kserve", "GRPC", "ModelInfer", inference=True)
     call = Call()
     call.model_name, call.model_version = THREAD, 1
@@ -158,7 +158,7 @@ def telemetry_lines(repeats: int) -> list[list[str]]:
 
 
 def credential_lines(repeats: int) -> list[list[str]]:
-    """Returns the table lines for finding a call's permission: by a token of the access file, and by JWTs as
+    """Return the table lines for finding a call's permission: by a token of the access file, and by JWTs as
     Kubernetes issues them, one that was verified before, and new ones, more than are cached."""
     key, token, now = rsa.generate_private_key(public_exponent=65537, key_size=2048), "secret", int(time.time())
     pod = {kind: {"name": f"client-{kind}", "uid": "0" * 36} for kind in ("node", "pod", "serviceaccount")}
@@ -188,7 +188,7 @@ def credential_lines(repeats: int) -> list[list[str]]:
 
 
 def json_lines(repeats: int) -> list[list[str]]:
-    """Returns the table lines for REST bodies of the largest size that is parsed on the event loop, and of a tenth
+    """Return the table lines for REST bodies of the largest size that is parsed on the event loop, and of a tenth
     of that, and for passing work to a thread and waiting for it."""
     bodies = []
     for size in (OFF_LOOP_BYTES // 10, OFF_LOOP_BYTES):
@@ -208,7 +208,7 @@ def json_lines(repeats: int) -> list[list[str]]:
 
 
 async def _hops() -> float:
-    """Returns the seconds for passing work to a thread once, averaged over many."""
+    """Return the seconds for passing work to a thread once, averaged over many."""
     began = time.perf_counter()
     for _ in range(HOPS):
         await asyncio.to_thread(int)
@@ -216,7 +216,7 @@ async def _hops() -> float:
 
 
 def collection_lines(repeats: int) -> list[list[str]]:
-    """Returns the table lines for a full garbage collection with a server's modules, before and after a freeze."""
+    """Return the table lines for a full garbage collection with a server's modules, before and after a freeze."""
     importlib.import_module("triglot.server")
     gc.collect()
     through = best_of(repeats, [gc.collect])[0]

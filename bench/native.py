@@ -22,7 +22,7 @@ PATIENCE = 30.0
 
 @cache
 def left_out() -> str:
-    """Returns why the client cannot be built; "" if it can."""
+    """Return why the client cannot be built; "" if it can."""
     return "" if can_compile(HEADER) else "gRPC's C++ client needs g++ and libgrpc++-dev (apt-get install both)"
 
 
@@ -34,7 +34,7 @@ async def load(
     connections: int = 1,
     patience: float = PATIENCE,
 ) -> Round:
-    """Measure one round of unary calls. Raises `BenchError` for a reply that does not match its request."""
+    """Measure one round of unary calls. Raise `BenchError` for a reply that does not match its request."""
     requests = subject.requests or [Request(subject.exchange.body)]
     with tempfile.TemporaryDirectory(prefix="triglot-bench-") as name:
         file, log = Path(name) / "requests", Path(name) / "latencies"
@@ -51,7 +51,7 @@ async def load(
 
 
 def _written(one: Request) -> bytes:
-    """Returns a request in the format that `native.cc` reads."""
+    """Return a request in the format that `native.cc` reads."""
     fields = [text for pair in one.metadata.fields for text in pair]
     parts = [_number(one.timeout or 0), _number(len(one.metadata.fields)), *map(_text, fields)]
     return b"".join((*parts, _text(one.body), _number(len(one.holds)), *map(_text, one.holds)))
@@ -87,6 +87,6 @@ async def _run(words: Sequence[str], limit: float) -> float:
 
 
 def _used() -> float:
-    """Returns the CPU seconds of all ended clients."""
+    """Return the CPU seconds of all ended clients."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime

@@ -78,7 +78,7 @@ async def connect(
 async def offer(connection: OpenConnection, rate: float, seconds: float, patience: float = 30.0) -> Ended:
     """Make `rate` calls per second, at random instants; waits at most `patience` seconds for the last replies.
 
-    Raises `BenchError` when the connection fails, or calls get no reply.
+    Raise `BenchError` when the connection fails, or calls get no reply.
     """
     random = Random(1)
     began = due = time.perf_counter()

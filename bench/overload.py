@@ -71,7 +71,7 @@ class Serving:
     rest_port: int
 
     def codes(self) -> Counter[str]:
-        """Returns the number of ModelInfer calls that ended with each code, from the server's metrics."""
+        """Return the number of ModelInfer calls that ended with each code, from the server's metrics."""
         connection = http.client.HTTPConnection("127.0.0.1", self.rest_port, timeout=10)
         try:
             connection.request("GET", "/metrics")
@@ -98,7 +98,7 @@ def _serving(plan: Plan, core: int | None) -> Iterator[Serving]:
 
 
 async def _capacity(port: int, exchange: Exchange, plan: Plan, seconds: float) -> float:
-    """Returns the calls per second when every batch is full, and no call is rejected."""
+    """Return the calls per second when every batch is full, and no call is rejected."""
     in_flight = min(4 * plan.max_batch_size, plan.queue)
     connections = await h2client.connect(port, exchange.path, [Request(exchange.body)], in_flight)
     try:
@@ -145,7 +145,7 @@ def measure(plan: Plan, core: int | None) -> Result:
 
 
 def lines(result: Result) -> Iterator[str]:
-    """Yields the lines to print."""
+    """Yield the lines to print."""
     before, after = result.capacity
     capacity = (before + after) / 2
     yield f"capacity {before:,.0f} calls/s before, {after:,.0f} after"
@@ -228,7 +228,7 @@ def hold(plan: Plan, core: int | None) -> Held:
 
 
 def held_lines(held: Held) -> Iterator[str]:
-    """Yields the lines to print."""
+    """Yield the lines to print."""
     yield f"answered {len(held.latencies):,}: {probes.times(held.latencies)}; refused {held.refused:,}"
     for name, latencies in held.probes.items():
         yield f"{name} meanwhile: {probes.times(latencies)}, goal p99 {probes.GOAL * 1e3:.0f} ms"

@@ -72,14 +72,14 @@ another: {other}. They are loaded in turn, round by round, by the same client.""
 
 
 def columns(scenario: Scenario) -> list[str]:
-    """Returns the table's header, for calls or for a stream's messages."""
+    """Return the table's header, for calls or for a stream's messages."""
     what = "message" if scenario.messages > 1 else "call"
     first = ("first ms",) if scenario.messages > 1 else ()
     return [column.format(what=what) for column in (*COLUMNS, *first, *LAST_COLUMNS)]
 
 
 def rows(scenario: Scenario, measured: Sequence[Measured[str]]) -> list[list[str]]:
-    """Returns one table row for each line; the first is the baseline."""
+    """Return one table row for each line; the first is the baseline."""
     return [_row(one, measured[0], scenario.messages) for one in measured]
 
 
@@ -103,17 +103,17 @@ def _row(one: Measured[str], first: Measured[str], messages: int) -> list[str]:
 
 
 def pair_rows(measured: Sequence[Measured[str]]) -> list[list[str]]:
-    """Returns one table row for each pair of lines of two checkouts, which alternate in `measured`."""
+    """Return one table row for each pair of lines of two checkouts, which alternate in `measured`."""
     return [_pair(here, there) for here, there in zip(measured[::2], measured[1::2], strict=True)]
 
 
 def python_rows(measured: Sequence[Measured[str]]) -> list[list[str]]:
-    """Returns one table row for each pair of lines under two interpreters, which alternate in `measured`."""
+    """Return one table row for each pair of lines under two interpreters, which alternate in `measured`."""
     return [_pair(this, other, turned=True) for this, other in zip(measured[::2], measured[1::2], strict=True)]
 
 
 def _pair(here: Measured[str], there: Measured[str], *, turned: bool = False) -> list[str]:
-    """Returns a row with the ratios of the first to the second, or `turned` around."""
+    """Return a row with the ratios of the first to the second, or `turned` around."""
     pair = (there, here) if turned else (here, there)
     rates, cpus = ratios(*pair), costs(*pair)
     busy = max(one.median(lambda mine: mine.client_busy) for one in (here, there))
@@ -134,7 +134,7 @@ def _first(one: Round) -> float:
 
 
 def drawn(measured: Sequence[tuple[Scenario, Sequence[Measured[str]]]]) -> str:
-    """Returns a chart of the ratios to the first lines, for the scenarios that have a goal."""
+    """Return a chart of the ratios to the first lines, for the scenarios that have a goal."""
     aimed = {aim.scenario for aim in aims.AIMS}
     groups = [
         chart.Group(
@@ -155,7 +155,7 @@ def page(
     other_python: str = "",
     in_other: Sequence[tuple[Scenario, Sequence[Measured[str]]]] = (),
 ) -> str:
-    """Returns the results page; `picture` is the chart's file, `folder` has the other benches' texts.
+    """Return the results page; `picture` is the chart's file, `folder` has the other benches' texts.
 
     `in_other`: pairs of lines under this Python and `other_python`, which is described.
     """

@@ -47,7 +47,7 @@ class Exchange:
 
 
 def tensor(rows: int, elements: int) -> Floats:
-    """Returns an FP32 input of shape [rows, elements], with the same values each time."""
+    """Return an FP32 input of shape [rows, elements], with the same values each time."""
     return np.random.default_rng(elements).random((rows, elements), dtype=np.float32)
 
 
@@ -67,12 +67,12 @@ class Tensor:
 
 
 def fp32(values: Floats, name: str = "x") -> Tensor:
-    """Returns an FP32 tensor."""
+    """Return an FP32 tensor."""
     return Tensor(name, "FP32", values.shape, values.tobytes())
 
 
 def infer_request(model: str, values: Floats) -> pb.ModelInferRequest:
-    """Returns the gRPC request."""
+    """Return the gRPC request."""
     return _infer_request(model, [fp32(values)])
 
 
@@ -85,7 +85,7 @@ def _infer_request(model: str, tensors: Sequence[Tensor], request_id: str = "") 
 
 
 def infer_response(model: str, values: Floats) -> pb.ModelInferResponse:
-    """Returns an identity model's gRPC reply."""
+    """Return an identity model's gRPC reply."""
     return _infer_response(model, [fp32(values)])
 
 
@@ -190,7 +190,7 @@ def predict_values_exchange(model: str, values: Floats, request_id: str = "") ->
 
 
 def _id_header(request_id: str) -> dict[str, str]:
-    """Returns the header with the request's id, for protocols whose messages have none."""
+    """Return the header with the request's id, for protocols whose messages have none."""
     return {"x-request-id": request_id} if request_id else {}
 
 
@@ -258,12 +258,12 @@ def grps_stream_exchange(model: str, values: Floats, request_id: str = "") -> Ex
 
 
 def framed(messages: Iterable[bytes]) -> bytes:
-    """Returns messages with gRPC's prefixes."""
+    """Return messages with gRPC's prefixes."""
     return b"".join(b"\0" + len(message).to_bytes(4, "big") + message for message in messages)
 
 
 def unframed(data: bytes) -> list[bytes]:
-    """Returns the messages in the result of `framed`."""
+    """Return the messages in the result of `framed`."""
     messages, at = [], 0
     while at < len(data):
         end = at + 5 + int.from_bytes(data[at + 1 : at + 5], "big")

@@ -30,7 +30,7 @@ class Probe:
 
 
 def of_model(port: int, model: str) -> list[Probe]:
-    """Returns probes of the gRPC server's health and the model's metadata; calls each once for its reply."""
+    """Return probes of the gRPC server's health and the model's metadata; calls each once for its reply."""
     metadata = pb.ModelMetadataRequest(name=model).SerializeToString()
     asked = (
         ("gRPC health", "/grpc.health.v1.Health/Check", b""),
@@ -84,7 +84,7 @@ async def _rest(port: int, seconds: float) -> list[float]:
 
 
 def times(latencies: Sequence[float]) -> str:
-    """Returns latencies as text."""
+    """Return latencies as text."""
     if not latencies:
         return "none"
     p50, p99 = np.percentile(latencies, (50, 99)) * 1e3

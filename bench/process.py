@@ -102,12 +102,12 @@ def hand_over(plan: Plan, size: int, gives: str = GIVES_BACK) -> list[Measured[K
 
 
 def more(process: Measured[Kind], thread: Measured[Kind]) -> list[float]:
-    """Returns the differences of p50 in seconds, round by round."""
+    """Return the differences of p50 in seconds, round by round."""
     return [mine.p50 - its.p50 for mine, its in zip(process.rounds, thread.rounds, strict=True)]
 
 
 def busy_lines(measured: Sequence[Measured[Kind]]) -> Iterator[str]:
-    """Yields the table, and its conclusion."""
+    """Yield the table, and its conclusion."""
     first = next(one for one in measured if one.setting == ONE_PROCESS)
     rows = []
     for one in measured:
@@ -128,7 +128,7 @@ def busy_lines(measured: Sequence[Measured[Kind]]) -> Iterator[str]:
 
 
 def hand_over_lines(by_size: Sequence[tuple[int, Sequence[Measured[Kind]]]]) -> Iterator[str]:
-    """Yields the table of all sizes, and its conclusion."""
+    """Yield the table of all sizes, and its conclusion."""
     rows = []
     for size, (thread, process) in by_size:
         differences = [seconds * 1e6 for seconds in more(process, thread)]

@@ -59,7 +59,7 @@ class Split(Round):
     ray: float = 0.0
 
     def per_core(self, *, on_ray: bool) -> float:
-        """Returns the calls per CPU second; Ray's CPU time counts if the instances are `on_ray`."""
+        """Return the calls per CPU second; Ray's CPU time counts if the instances are `on_ray`."""
         return 1 / (self.server + self.instances + (self.ray if on_ray else 0.0))
 
 
@@ -72,7 +72,7 @@ class Line:
     rounds: list[Split] = field(default_factory=list)
 
     def per_core(self) -> list[float]:
-        """Returns the calls per CPU second of each round."""
+        """Return the calls per CPU second of each round."""
         return [one.per_core(on_ray=self.on_ray) for one in self.rounds]
 
 
@@ -97,7 +97,7 @@ async def _loaded(nodes: Nodes, subject: Subject, settle: float, seconds: float)
 
 
 def _cpu(nodes: Nodes, server: Server) -> dict[int, tuple[str, float]]:
-    """Returns by process id: the part that the process belongs to, and its CPU seconds."""
+    """Return by process id: the part that the process belongs to, and its CPU seconds."""
     own, *children = servers.tree(server.process.pid)
     whose = {own: "server"}
     for pid in children:
@@ -146,7 +146,7 @@ def throughput(nodes: Nodes, plan: Plan, kinds: Sequence[float] = tuple(KINDS)) 
 
 
 def throughput_lines(lines: Sequence[Line]) -> Iterator[str]:
-    """Yields the table, and its conclusion."""
+    """Yield the table, and its conclusion."""
     first = lines[0]
     rows = []
     for line in lines:
@@ -238,7 +238,7 @@ async def _one_by_one(subject: Subject, settle: float, seconds: float) -> Round:
 
 
 def hop_lines(measured: Mapping[str, Sequence[Sequence[Round]]], sizes: Sequence[int] = SIZES) -> Iterator[str]:
-    """Yields the table."""
+    """Yield the table."""
     header = ["instance"]
     for size in sizes:
         header += [f"{size:,} bytes: p50 µs", "p99 µs", "more µs than a thread", "(min-max)"]

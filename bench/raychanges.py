@@ -171,7 +171,7 @@ def lose(nodes: Nodes, port: int, model: str, records: Path, seconds: float) -> 
 
 
 def _busy(records: Path, before: dict[int, Sequence[int]]) -> list[int]:
-    """Returns the ids of the processes that have begun a call since `before`."""
+    """Return the ids of the processes that have begun a call since `before`."""
     return [pid for pid, numbers in begun(records).items() if len(numbers) > len(before.get(pid, ()))]
 
 
@@ -194,7 +194,7 @@ def losses(nodes: Nodes, times: int, seconds: float) -> list[Loss]:
 
 
 def loss_lines(found: Sequence[Loss]) -> Iterator[str]:
-    """Yields the tables, and their conclusion."""
+    """Yield the tables, and their conclusion."""
 
     def counted(title: str, values: Iterable[float]) -> tuple[str, ...]:
         kept = list(values)
@@ -262,7 +262,7 @@ def scale(port: int, rest_port: int, model: str, records: Path, *, back: bool) -
 
 
 def _instances(rest_port: int) -> int:
-    """Returns the number of instances, from the server."""
+    """Return the number of instances, from the server."""
     connection = http.client.HTTPConnection("127.0.0.1", rest_port, timeout=10)
     try:
         connection.request("GET", "/metrics")
@@ -284,7 +284,7 @@ def burst(nodes: Nodes, *, back: bool = True) -> Burst:
 
 
 def burst_lines(found: Burst) -> Iterator[str]:
-    """Yields the lines to print."""
+    """Yield the lines to print."""
     yield f"1 to {MOST_INSTANCES} instances: {found.up:.1f} s from the first call on, {found.answered:,} answered"
     if found.down is not None:
         yield f"back to 1: {found.down:.1f} s from the last one on, {found.trickled:,} answered meanwhile"

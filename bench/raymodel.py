@@ -25,7 +25,7 @@ BEGUN = "begun-"
 
 
 class Works(triglot.Model):
-    """Returns `x` as `y`, after the work.
+    """Return `x` as `y`, after the work.
 
     A recorded call has its number as the second element; the start of its run is written to a file in `records`.
     """
@@ -56,7 +56,7 @@ def work(x: Any, records: str = "") -> None:
 
 
 def begun(folder: Path) -> dict[int, Sequence[int]]:
-    """Returns the numbers of the recorded calls whose runs have begun, by process id."""
+    """Return the numbers of the recorded calls whose runs have begun, by process id."""
     files = {int(file.name.removeprefix(BEGUN)): file for file in folder.glob(f"{BEGUN}*")}
     return {pid: [int(line) for line in file.read_text().splitlines()] for pid, file in files.items()}
 

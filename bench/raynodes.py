@@ -70,7 +70,7 @@ class Nodes:
         return node
 
     def _started(self, **options: Any) -> Any:
-        """Start a node; retries, since a raylet ends if its agents take longer than 15 s. Raises `BenchError`."""
+        """Start a node; retries, since a raylet ends if its agents take longer than 15 s. Raise `BenchError`."""
         from ray._private import services  # noqa: PLC0415 - as above.
 
         error: Exception | None = None
@@ -114,7 +114,7 @@ class Nodes:
         self._cluster.head_node.kill_gcs_server()
 
     def processes(self) -> list[int]:
-        """Returns the ids of the processes of all nodes."""
+        """Return the ids of the processes of all nodes."""
         return [pid for node in (self._cluster.head_node, *self.nodes) for pid in _processes(node)]
 
     def close(self) -> None:
@@ -123,9 +123,9 @@ class Nodes:
 
 
 def _with_patience(before: set[int], get_node: Callable[..., Any], *node: Any) -> Any:
-    """Returns Ray's information on a node; waits for up to `START_LIMIT` seconds until there is any.
+    """Return Ray's information on a node; waits for up to `START_LIMIT` seconds until there is any.
 
-    Raises `BenchError` if the node's raylet, a process that was not there `before`, has ended.
+    Raise `BenchError` if the node's raylet, a process that was not there `before`, has ended.
     """
     until = time.monotonic() + START_LIMIT
     while True:
@@ -186,12 +186,12 @@ def serving(
 
 
 def on_ray(**more: object) -> dict[str, object]:
-    """Returns the parameters of a model whose instances are on different nodes, and `more`."""
+    """Return the parameters of a model whose instances are on different nodes, and `more`."""
     return {"execution": "ray", "ray_placement": "spread"} | more
 
 
 def values(what: float, rows: int = 1, elements: int = 16, number: int = 0) -> Floats:
-    """Returns an input that selects the work `what`, with the call's number."""
+    """Return an input that selects the work `what`, with the call's number."""
     made = tensor(rows, elements)
     made[0, :2] = what, number
     return made

@@ -30,7 +30,7 @@ DEBIAN_PYTHON = "/usr"
 
 
 def plain(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Returns a table for a terminal."""
+    """Return a table for a terminal."""
     widths = [max(len(line[column]) for line in (header, *lines)) for column in range(len(header))]
 
     def line(cells: Sequence[str]) -> str:
@@ -41,13 +41,13 @@ def plain(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 
 def markdown(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Returns a table in Markdown."""
+    """Return a table in Markdown."""
     rule = ["---", *["---:"] * (len(header) - 1)]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, rule, *lines))
 
 
 def machine() -> list[str]:
-    """Returns lines about the machine and the software of the measurement."""
+    """Return lines about the machine and the software of the measurement."""
     return [
         f"{_cpu_model()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}",
         interpreter(sys.executable),
@@ -56,7 +56,7 @@ def machine() -> list[str]:
 
 
 def interpreter(python: str) -> str:
-    """Returns which Python it is, how it was built, and the packages of its environment."""
+    """Return which Python it is, how it was built, and the packages of its environment."""
     done = subprocess.run([python, "-c", _BUILD, *PACKAGES], capture_output=True, text=True, check=True)
     build = json.loads(done.stdout)
     packages = ", ".join(f"{name} {version}" for name, version in build["packages"].items())
@@ -64,7 +64,7 @@ def interpreter(python: str) -> str:
 
 
 def how_built(build: Mapping[str, Any], debian: bool = Path("/etc/debian_version").exists()) -> str:
-    """Returns how Python was built, from what sysconfig knows: without a profile, Python code alone is slower.
+    """Return how Python was built, from what sysconfig knows: without a profile, Python code alone is slower.
 
     Debian's Python is built with a profile, but its sysconfig does not have the flags (changelog of python3.8,
     3.8.0~b2-3 and 3.8.0~b3-1, which later versions carry on).

@@ -40,40 +40,40 @@ class Measured(Generic[T]):
     """The server's largest resident size, in bytes."""
 
     def median(self, value: Callable[[Round], float]) -> float:
-        """Returns the median over all rounds."""
+        """Return the median over all rounds."""
         return statistics.median(value(one) for one in self.rounds)
 
 
 def ratios(mine: Measured[T], other: Measured[T]) -> list[float]:
-    """Returns the ratios of throughput, round by round."""
+    """Return the ratios of throughput, round by round."""
     return [one.rate / another.rate for one, another in zip(mine.rounds, other.rounds, strict=True)]
 
 
 def costs(mine: Measured[T], other: Measured[T]) -> list[float]:
-    """Returns the ratios of CPU time per call, for each round in which it is known."""
+    """Return the ratios of CPU time per call, for each round in which it is known."""
     pairs = zip(mine.rounds, other.rounds, strict=True)
     return [one.cpu / another.cpu for one, another in pairs if one.cpu is not None and another.cpu]
 
 
 def middle(values: Sequence[float]) -> str:
-    """Returns the median of ratios, as text."""
+    """Return the median of ratios, as text."""
     return f"{statistics.median(values):.2f}" if values else "n/a"
 
 
 def span(values: Sequence[float]) -> str:
-    """Returns the least and the greatest ratio, as text."""
+    """Return the least and the greatest ratio, as text."""
     return f"({min(values):.2f}-{max(values):.2f})" if values else "n/a"
 
 
 def client_bound(one: Measured[T]) -> bool:
-    """Returns whether the client, not the server, was the limit: used its whole core, or more than the server."""
+    """Return whether the client, not the server, was the limit: used its whole core, or more than the server."""
     busy = one.median(lambda mine: mine.client_busy)
     server = one.median(lambda mine: (mine.cpu or 1.0) * mine.rate)
     return busy > CLIENT_BOUND or busy > max(server, BUSY)
 
 
 def row(one: Measured[str], first: Measured[str]) -> list[str]:
-    """Returns a table row: setting, calls/s, ratio to the first line, p50, p99, CPU, its ratio, client's share."""
+    """Return a table row: setting, calls/s, ratio to the first line, p50, p99, CPU, its ratio, client's share."""
     rates, busy = ratios(one, first), one.median(lambda mine: mine.client_busy)
     known = all(mine.cpu is not None for mine in one.rounds)
     return [

@@ -37,7 +37,7 @@ class Cores:
 
 
 def choose_cores() -> Cores:
-    """Returns one core for the client, and another for the server under load."""
+    """Return one core for the client, and another for the server under load."""
     if sys.platform != "linux":
         return Cores(None, None, "not pinned: this platform has no sched_setaffinity")
     usable = sorted(os.sched_getaffinity(0))
@@ -107,21 +107,21 @@ def signals_held_back() -> Iterator[None]:
 
 
 def free_port() -> int:
-    """Returns a port that is free now."""
+    """Return a port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def accepts(port: int) -> bool:
-    """Returns whether the port accepts connections."""
+    """Return whether the port accepts connections."""
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
         return True
     return False
 
 
 def answers_ready(port: int) -> bool:
-    """Returns whether the server at this REST port reports that it is ready."""
+    """Return whether the server at this REST port reports that it is ready."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1)
     try:
         connection.request("GET", "/v2/health/ready")
@@ -141,17 +141,17 @@ class Server:
         self.log = log
 
     def cpu_seconds(self) -> float | None:
-        """Returns the CPU time of all threads, also ended ones, of the process and its children."""
+        """Return the CPU time of all threads, also ended ones, of the process and its children."""
         if sys.platform != "linux":
             return None
         return sum(cpu_of(tree(self.process.pid)).values())
 
     def peak_bytes(self) -> int | None:
-        """Returns the largest resident size so far (VmHWM), summed over the process and its children."""
+        """Return the largest resident size so far (VmHWM), summed over the process and its children."""
         return self._status_bytes("VmHWM:")
 
     def resident_bytes(self) -> int | None:
-        """Returns the resident size now (VmRSS), summed over the process and its children."""
+        """Return the resident size now (VmRSS), summed over the process and its children."""
         return self._status_bytes("VmRSS:")
 
     def _status_bytes(self, key: str) -> int | None:
@@ -166,7 +166,7 @@ class Server:
         return total
 
     def tail(self) -> str:
-        """Returns the last lines of the server's output."""
+        """Return the last lines of the server's output."""
         text = self.log.read_text(errors="replace").strip()
         return "\n".join(text.splitlines()[-15:]) or "(it wrote nothing)"
 
@@ -175,7 +175,7 @@ class Server:
 
 
 def tree(root: int) -> list[int]:
-    """Returns the ids of a process and all its descendants."""
+    """Return the ids of a process and all its descendants."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -190,7 +190,7 @@ def tree(root: int) -> list[int]:
 
 
 def cpu_of(pids: Iterable[int]) -> dict[int, float]:
-    """Returns the CPU seconds of each process that still exists, of all its threads, also ended ones."""
+    """Return the CPU seconds of each process that still exists, of all its threads, also ended ones."""
     # The kernel's id of another process's CPU clock, as clock_getcpuclockid(3) computes it;
     # /proc/PID/stat holds the same sum, but in steps of 10 ms.
     seconds = {}
@@ -213,7 +213,7 @@ def started(
 ) -> Iterator[Server]:
     """Run a server until the block ends; the block begins when `ready()` is true.
 
-    Raises `BenchError` when the server ends, or is not ready within `start_limit` seconds.
+    Raise `BenchError` when the server ends, or is not ready within `start_limit` seconds.
     """
     with ended_by_sigterm(), contextlib.ExitStack() as ends:
         with signals_held_back():
@@ -258,11 +258,11 @@ class Checkout:
         return {"PYTHONPATH": str(self.path / "server")}
 
     def options(self) -> frozenset[str]:
-        """Returns the flags of its `triglot serve`. Raises `BenchError` if there is no such server."""
+        """Return the flags of its `triglot serve`. Raise `BenchError` if there is no such server."""
         return _options(self)
 
     def run(self, *words: str) -> str:
-        """Run its Python; returns what that prints. Raises `BenchError` if it fails."""
+        """Run its Python; returns what that prints. Raise `BenchError` if it fails."""
         done = subprocess.run(
             [sys.executable, *words],
             cwd=ROOT,
@@ -332,7 +332,7 @@ def bare(
 ) -> Iterator[tuple[Server, int, int]]:
     """Run a kind of `bench.bare` that sends the exchange's reply.
 
-    Yields the server, and its port twice, like the two ports of `serving`.
+    Yield the server, and its port twice, like the two ports of `serving`.
     """
     with tempfile.TemporaryDirectory(prefix="triglot-bench-") as name:
         reply, port = Path(name) / "reply", free_port()
@@ -351,7 +351,7 @@ def bare(
 
 
 def environment_of(interpreter: Path) -> str:
-    """Returns the python of an environment with this project, made by another interpreter. Raises `BenchError`."""
+    """Return the python of an environment with this project, made by another interpreter. Raise `BenchError`."""
     done = subprocess.run(
         [str(interpreter), str(ROOT / "tests" / "environments.py"), "other_python"],
         stdout=subprocess.PIPE,

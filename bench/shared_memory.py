@@ -55,7 +55,7 @@ share of its core that the load client used."""
 
 
 def _bytes(region: SharedMemory) -> memoryview:
-    """Returns the region's memory, which only a closed region lacks."""
+    """Return the region's memory, which only a closed region lacks."""
     assert region.buf is not None
     return region.buf
 
@@ -96,7 +96,7 @@ def _regions(values: Floats) -> Iterator[Regions]:
 
 
 def region_exchange(values: Floats) -> Exchange:
-    """Returns an exchange whose request and reply refer to tensors in the regions."""
+    """Return an exchange whose request and reply refer to tensors in the regions."""
     request = pb.ModelInferRequest(model_name=MODEL)
     tensors = (
         (request.inputs.add(name="x", datatype="FP32", shape=values.shape), IN),
@@ -182,12 +182,12 @@ def measure(
 
 
 def _joined(starts: Sequence[Measured[str]]) -> Measured[str]:
-    """Returns the rounds of all starts of one server."""
+    """Return the rounds of all starts of one server."""
     return Measured(starts[0].setting, [one for start in starts for one in start.rounds])
 
 
 def lines(measured: Sequence[Measured[str]]) -> Iterator[str]:
-    """Yields the table of one load, and its conclusion."""
+    """Yield the table of one load, and its conclusion."""
     yield report.plain(COLUMNS, [rounds.row(one, measured[0]) for one in measured])
     by_name = {one.setting: one for one in measured}
     bare = measured[0].setting

@@ -131,13 +131,13 @@ def threads(reading: Reading) -> int:
 
 
 def slope(readings: Sequence[Reading], of: Callable[[Reading], float]) -> float:
-    """Returns the growth a minute, by the line of least squares."""
+    """Return the growth a minute, by the line of least squares."""
     minutes = [reading.minutes for reading in readings]
     return float(np.polyfit(minutes, [of(reading) for reading in readings], 1)[0])
 
 
 def read_usage(pid: int) -> Usage:
-    """Read what a process holds. Raises `OSError` if it has ended."""
+    """Read what a process holds. Raise `OSError` if it has ended."""
     process = Path(f"/proc/{pid}")
     fields = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines())
     held = len(list((process / "fd").iterdir()))
@@ -216,7 +216,7 @@ class Soak:
 
 
 def progress(result: Result) -> str:
-    """Returns a line about a soak that goes on."""
+    """Return a line about a soak that goes on."""
     now = result.readings[-1]
     each = " + ".join(f"{usage.resident / MIB:.1f}" for usage in now.processes.values())
     return (
@@ -250,13 +250,13 @@ def measure(transport: str, minutes: float, rate: float, nice: int = 0) -> Resul
 
 
 def _ends(readings: Sequence[Reading], of: Callable[[Reading], float]) -> tuple[float, float]:
-    """Returns the medians of the first and of the last readings."""
+    """Return the medians of the first and of the last readings."""
     values = [of(reading) for reading in readings]
     return median(values[:READINGS]), median(values[-READINGS:])
 
 
 def cells(readings: Sequence[Reading]) -> list[str]:
-    """Returns what was held at the window's begin and end."""
+    """Return what was held at the window's begin and end."""
     shown = [f"{value / MIB:.1f}" for value in _ends(readings, resident)]
     shown.append(f"{slope(readings, resident) / MIB:+.3f}")
     for of in (descriptors, threads):
@@ -265,7 +265,7 @@ def cells(readings: Sequence[Reading]) -> list[str]:
 
 
 def line(result: Result) -> list[str]:
-    """Returns a line of the table."""
+    """Return a line of the table."""
     good = {kind.make.__name__ for kind in KINDS if kind.good}
     succeeded = sum(number for name, number in result.calls.items() if name in good)
     return [
@@ -280,7 +280,7 @@ def line(result: Result) -> list[str]:
 
 
 def process_lines(result: Result) -> Iterator[list[str]]:
-    """Yields a line for each process that lived through the window."""
+    """Yield a line for each process that lived through the window."""
     readings = result.counted
     numbers = iter(range(1, 100))
     for pid in readings[-1].processes:
@@ -291,7 +291,7 @@ def process_lines(result: Result) -> Iterator[list[str]]:
 
 
 def lines(results: Sequence[Result]) -> Iterator[str]:
-    """Yields the tables, and what failed."""
+    """Yield the tables, and what failed."""
     yield report.plain(COLUMNS, [line(result) for result in results])
     yield ""
     yield report.plain(PROCESS_COLUMNS, [row for result in results for row in process_lines(result)])

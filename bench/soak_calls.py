@@ -60,7 +60,7 @@ class NotRefused(Exception):
 
 
 def access_tables(issuer: Issuer) -> str:
-    """Returns the access file."""
+    """Return the access file."""
 
     def client(name: str, more: str = "") -> str:
         digest = hashlib.sha256(name.encode()).hexdigest()
@@ -365,7 +365,7 @@ class Calls:
         return grpc.aio.insecure_channel(f"127.0.0.1:{self._grpc_port}", options=options)
 
     def _values(self, rows: int = 8) -> Floats:
-        """Returns values that JSON keeps, of up to this many rows."""
+        """Return values that JSON keeps, of up to this many rows."""
         shape = self._random.randint(1, rows), 16
         return (self._numbers.integers(1, 1000, shape) + 0.5).astype(np.float32)
 

@@ -139,7 +139,7 @@ class Traced:
 
 
 def subject_of(name: str, server: servers.Server, port: int, *, sampled: bool) -> Subject:
-    """Returns the subject: a server, and the requests that its clients send."""
+    """Return the subject: a server, and the requests that its clients send."""
     varied = traffic.Traffic(sampled=sampled)
     made = traffic.exchanges(payloads.grpc_exchange, (MODEL,), 16, varied)
     subject = Subject(name, server, port, made[0], framed([made[0].reply]))
@@ -169,7 +169,7 @@ async def fault(healthy: Traced, faulty: Traced, what: str, plan: Plan) -> Fault
 
 
 def fault_lines(measured: Faulty) -> Iterator[str]:
-    """Yields the lines to print."""
+    """Yield the lines to print."""
     before, now = (statistics.median(one) * 1e3 for one in (measured.healthy, measured.faulty))
     ratios = [one / another for one, another in zip(measured.faulty, measured.healthy, strict=True)]
     yield f"a collector that {measured.what}:"

@@ -21,7 +21,7 @@ PREFIX = 5
 
 
 async def load(subject: Subject, in_flight: int, settle: float, seconds: float, connections: int = 1) -> Round:
-    """Measure one round of ModelInfer on new channels, with `in_flight` threads. Raises `BenchError`."""
+    """Measure one round of ModelInfer on new channels, with `in_flight` threads. Raise `BenchError`."""
     with _calling(subject, connections) as (connect, call):
         await asyncio.to_thread(connect)
         await asyncio.to_thread(_drive, call, in_flight, settle)
@@ -33,7 +33,7 @@ async def load(subject: Subject, in_flight: int, settle: float, seconds: float, 
 
 @contextmanager
 def _calling(subject: Subject, connections: int) -> Iterator[tuple[Callable[[], None], Callable[[], Any]]]:
-    """Yields two functions: one connects and checks a first reply, one calls with the next request and channel.
+    """Yield two functions: one connects and checks a first reply, one calls with the next request and channel.
 
     A reply must contain what its request names (`Request.holds`); if that is nothing, the first reply must be
     equal to the expected one, and the others must have its size.
@@ -83,7 +83,7 @@ def _calling(subject: Subject, connections: int) -> Iterator[tuple[Callable[[], 
 
 
 def _parsed(data: bytes) -> tuple[bytes, Any]:
-    """Returns a reply's bytes, to be searched for `Request.holds`, and its message, which clients parse, too."""
+    """Return a reply's bytes, to be searched for `Request.holds`, and its message, which clients parse, too."""
     return data, pb.ModelInferResponse.FromString(data)
 
 

@@ -65,7 +65,7 @@ class Emulator:
                 obstore.put(store, str(file.relative_to(root.parent)), file)
 
     def downloads(self) -> int:
-        """Returns how many objects were read so far."""
+        """Return how many objects were read so far."""
         return len(re.findall(f"GET /{BUCKET}/", self._log.read_text(errors="replace")))
 
 
@@ -117,7 +117,7 @@ def start(models: str, cache: Path, s3: Emulator, core: int | None) -> Start:
 
 
 def measure(count: int, megabytes: float, rounds: int, cores: servers.Cores) -> Mapping[str, Sequence[Start]]:
-    """Returns the starts of each kind, one for each round."""
+    """Return the starts of each kind, one for each round."""
     found: dict[str, list[Start]] = {LOCAL: [], EMPTY: [], WARM: []}
     with tempfile.TemporaryDirectory(prefix="triglot-bench-") as name:
         folder = Path(name)
@@ -133,7 +133,7 @@ def measure(count: int, megabytes: float, rounds: int, cores: servers.Cores) -> 
 
 
 def lines(found: Mapping[str, Sequence[Start]]) -> Iterator[str]:
-    """Yields the lines to print."""
+    """Yield the lines to print."""
     for kind, starts in found.items():
         ratios = [one.seconds / local.seconds for one, local in zip(starts, found[LOCAL], strict=True)]
         goal = f", goal {GOAL:g}" if kind == EMPTY else ""

@@ -228,7 +228,7 @@ async def run(storm: Storm, port: int) -> Result:
 
 
 def storms(transport: str, counts: Sequence[int], channels: int) -> Iterator[Storm]:
-    """Yields the storms for a transport."""
+    """Yield the storms for a transport."""
     for count in counts:
         for how in ("deadlines", "cancels"):
             yield Storm(transport, how, count, 1)
@@ -237,7 +237,7 @@ def storms(transport: str, counts: Sequence[int], channels: int) -> Iterator[Sto
 
 
 def line(storm: Storm, result: Result) -> list[str]:
-    """Returns a line of the table."""
+    """Return a line of the table."""
     by_nobody = sum(number for how, number in result.failed.items() if "CANCELLED" in how)
     if storm.how == "deadlines":
         by_nobody += result.otherwise[grpc.StatusCode.CANCELLED]

@@ -93,7 +93,7 @@ class Refused:
 
 @contextlib.asynccontextmanager
 async def strangers(port: int, path: str, cores: frozenset[int]) -> AsyncIterator[Refused]:
-    """Run the clients during the block, on these cores, at a low priority. Raises `BenchError`."""
+    """Run the clients during the block, on these cores, at a low priority. Raise `BenchError`."""
     command = (sys.executable, "-m", "bench.strangers", str(port), path)
     pipe = asyncio.subprocess.PIPE
     with servers.on_cores(cores):

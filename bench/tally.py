@@ -29,7 +29,7 @@ class Request:
     """Deadline in milliseconds, over gRPC; None for no deadline."""
 
     def missing(self, reply: bytes | bytearray) -> str:
-        """Returns what is wrong with a reply by `holds`; "" if nothing is."""
+        """Return what is wrong with a reply by `holds`; "" if nothing is."""
         for part in self.holds:
             if part not in reply:
                 return f"the reply does not hold its request's {part[:100]!r}: {bytes(reply[:300])!r}"
@@ -105,7 +105,7 @@ async def close(*connections: LoadConnection) -> None:
 async def drive(
     connections: Sequence[LoadConnection], seconds: float, expected: bytes, patience: float = 60.0
 ) -> Outcome:
-    """Load the server for `seconds`; returns the results. Raises BenchError if any reply was not as expected.
+    """Load the server for `seconds`; returns the results. Raise BenchError if any reply was not as expected.
 
     It waits for calls that are open at the end (at most `patience` seconds), so every call that cost the server
     something is counted, and the server is idle afterwards.

@@ -44,7 +44,7 @@ IDENTICAL = Traffic(varied=False, rows=1)
 
 @cache
 def exchanges(making: Making, models: tuple[str, ...], elements: int, traffic: Traffic) -> Sequence[Exchange]:
-    """Returns the exchanges to send in turn, to one model after another. The first has the mean number of rows."""
+    """Return the exchanges to send in turn, to one model after another. The first has the mean number of rows."""
     random, numbers = Random(elements), np.random.default_rng(elements)
     made = []
     for number in range(traffic.count if traffic.varied else 1):
@@ -56,7 +56,7 @@ def exchanges(making: Making, models: tuple[str, ...], elements: int, traffic: T
 
 
 def requests(made: Sequence[Exchange], traffic: Traffic, port: int, canned: bytes = b"") -> Sequence[Request]:
-    """Returns the exchanges as requests to send; `canned`: the reply of a server that sends the same to each."""
+    """Return the exchanges as requests to send; `canned`: the reply of a server that sends the same to each."""
     random, prepared = Random(len(made)), []
     for one in made:
         trace = {"traceparent": _traceparent(random, sampled=traffic.sampled)} if traffic.varied else {}
@@ -71,5 +71,5 @@ def requests(made: Sequence[Exchange], traffic: Traffic, port: int, canned: byte
 
 
 def _traceparent(random: Random, *, sampled: bool) -> str:
-    """Returns a random traceparent (W3C Trace Context)."""
+    """Return a random traceparent (W3C Trace Context)."""
     return f"00-{random.getrandbits(128):032x}-{random.getrandbits(64):016x}-{sampled:02d}"

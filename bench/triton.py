@@ -28,7 +28,7 @@ MODELS = {
 
 @cache
 def left_out() -> str:
-    """Returns why Triton is not measured; "" if it is."""
+    """Return why Triton is not measured; "" if it is."""
     binary = os.environ.get(VARIABLE, "")
     if not binary:
         return f"tritonserver was not measured: {VARIABLE} does not name its binary"

@@ -29,7 +29,7 @@ def cgroup_files(
 ) -> Path:
     """Write the files of a process in the group `path`, where a mount shows the groups below `shown`.
 
-    `files` has the name and the text of each file by group. Returns `root`.
+    `files` has the name and the text of each file by group. Return `root`.
     """
     (root / "proc/self").mkdir(parents=True)
     (root / "proc/self/cgroup").write_text(version.format(path=path))

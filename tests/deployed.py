@@ -16,18 +16,18 @@ CHART = DEPLOY / "helm" / "triglot"
 
 
 def documents(text: str) -> list[dict[str, Any]]:
-    """Returns the documents of a YAML text, without empty ones."""
+    """Return the documents of a YAML text, without empty ones."""
     return [document for document in yaml.safe_load_all(text) if document]
 
 
 def runtime() -> dict[str, Any]:
-    """Returns KServe's ClusterServingRuntime."""
+    """Return KServe's ClusterServingRuntime."""
     (document,) = documents(RUNTIME.read_text())
     return document
 
 
 def command_line(name: str, port: int) -> list[str]:
-    """Returns the arguments of the runtime's container for the InferenceService `name`, with this port."""
+    """Return the arguments of the runtime's container for the InferenceService `name`, with this port."""
     (container,) = runtime()["spec"]["containers"]
     assert container["command"] == ["triglot"]
     texts = [argument.replace("{{.Name}}", name) for argument in container["args"]]

@@ -14,7 +14,7 @@ RUN_SECONDS = 900
 def check_tests(environment: str, *files: Path, seconds: float = RUN_SECONDS) -> None:
     """Run test files in an environment, all in one process because its libraries take seconds to import.
 
-    Raises `AssertionError` unless all tests pass and none is skipped, `subprocess.TimeoutExpired` after `seconds`.
+    Raise `AssertionError` unless all tests pass and none is skipped, `subprocess.TimeoutExpired` after `seconds`.
     """
     done = subprocess.run(
         [str(environments.python(environment)), "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, files)],

@@ -25,7 +25,7 @@ REQUIREMENTS = ROOT / "tests" / "requirements"
 
 
 def made_of(requirements: Path) -> dict[str, Any]:
-    """Returns everything that an environment depends on, except for the names of its folder and its file."""
+    """Return everything that an environment depends on, except for the names of its folder and its file."""
     lines = [line.strip() for line in requirements.read_text().splitlines()]
     lines = sorted(line for line in lines if line and not line.startswith("#"))
     made_of: dict[str, Any] = {"python": sys.version, "root": str(ROOT), "requirements": lines}
@@ -36,7 +36,7 @@ def made_of(requirements: Path) -> dict[str, Any]:
 
 
 def _project(editable: str) -> dict[str, Any]:
-    """Returns the part of pyproject.toml that an installation depends on: no tools' settings, no other extras."""
+    """Return the part of pyproject.toml that an installation depends on: no tools' settings, no other extras."""
     import tomllib  # noqa: PLC0415 - a Python that is too old lacks it, and must reach the error message below.
 
     text = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -47,19 +47,19 @@ def _project(editable: str) -> dict[str, Any]:
 
 
 def _installed(text: dict[str, Any]) -> dict[str, Any]:
-    """Returns of the tables in `text` what an editable installation depends on: not what a wheel leaves out."""
+    """Return of the tables in `text` what an editable installation depends on: not what a wheel leaves out."""
     packages = text["hatch"]["build"]["targets"]["wheel"]["packages"]
     return {"project": text["project"], "version": text["hatch"]["version"], "packages": packages}
 
 
 def _extras(editable: str) -> list[str]:
-    """Returns the extras in a requirement like `--editable .[onnx,torch]`."""
+    """Return the extras in a requirement like `--editable .[onnx,torch]`."""
     named = editable.partition("[")[2].partition("]")[0]
     return [extra.strip() for extra in named.split(",") if extra.strip()]
 
 
 def _read(stamp: Path) -> dict[str, Any] | None:
-    """Returns what the environment was made from; None if there is none."""
+    """Return what the environment was made from; None if there is none."""
     if not stamp.exists():
         return None
     before: dict[str, Any] = json.loads(stamp.read_text())
@@ -69,7 +69,7 @@ def _read(stamp: Path) -> dict[str, Any] | None:
 
 
 def has_grown(before: dict[str, Any], after: dict[str, Any]) -> bool:
-    """Returns whether lines were added to the requirements and nothing else changed."""
+    """Return whether lines were added to the requirements and nothing else changed."""
     kept = set(before["requirements"]) <= set(after["requirements"])
     return kept and {**before, "requirements": []} == {**after, "requirements": []}
 
@@ -88,7 +88,7 @@ def _install(folder: Path, requirements: Path) -> None:
 
 
 def python(name: str) -> Path:
-    """Returns the path of the python of environment `name`; creates or updates the environment first if necessary.
+    """Return the path of the python of environment `name`; creates or updates the environment first if necessary.
 
     The environment that this process runs in is never changed.
     """
@@ -110,7 +110,7 @@ def python(name: str) -> Path:
 
 
 def node_modules(name: str) -> Path:
-    """Returns the folder with the `node_modules` of Node's environment `name`; installs them first if necessary.
+    """Return the folder with the `node_modules` of Node's environment `name`; installs them first if necessary.
 
     `npm ci` installs exactly what the environment's package-lock.json lists.
     """

@@ -68,13 +68,13 @@ _PARAMETERS = list(inspect.signature(subprocess.Popen._execute_child).parameters
 
 
 def compiled_build() -> dict[str, str]:
-    """Returns the variable by which a process of the tests finds the compiled build, if that is tested."""
+    """Return the variable by which a process of the tests finds the compiled build, if that is tested."""
     folder = os.environ.get(BUILD_VARIABLE)
     return {"PYTHONPATH": folder} if folder else {}
 
 
 def modules_of(python: str | Path) -> tuple[str, ...]:
-    """Returns the modules to import before processes of this interpreter are forked; none if these are few."""
+    """Return the modules to import before processes of this interpreter are forked; none if these are few."""
     return LIBRARIES.get(Path(python).parents[1].name, TRIGLOT if str(python) == sys.executable else ())
 
 
@@ -101,7 +101,7 @@ class ForkServer:
         files: Mapping[int, int],
         new_session: bool,
     ) -> int:
-        """Returns the pid of a new child of this process, which runs `python ARGUMENTS`.
+        """Return the pid of a new child of this process, which runs `python ARGUMENTS`.
 
         `files`: its open files, by their numbers there.
         """
@@ -119,7 +119,7 @@ class ForkServer:
 
 
 def fork_server(python: str = sys.executable) -> ForkServer:
-    """Returns a server process that has imported this interpreter's `modules_of`; it is started on first use."""
+    """Return a server process that has imported this interpreter's `modules_of`; it is started on first use."""
     if python not in _servers:
         _servers[python] = _started(python)
     return _servers[python]

@@ -50,5 +50,5 @@ class Gate:
         wait_until((self.folder / f"waits-{what}").exists)
 
     def is_closed(self) -> bool:
-        """Returns whether the model's `close()` was called."""
+        """Return whether the model's `close()` was called."""
         return (self.folder / "closed").exists()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def kept_files(prefix: Path, kind: str, source: str, write: Callable[[Path], object]) -> Path:
-    """Returns the folder with the files that `write` writes, which is called once for each `source`.
+    """Return the folder with the files that `write` writes, which is called once for each `source`.
 
     `source` is the cache key: everything that the files depend on. `prefix` is the environment's folder, with
     which the files are deleted. A test that changes files must copy them.

@@ -25,7 +25,7 @@ CONTAINER = Path(__file__).parent / "container.sh"
 
 
 def restricted(models: Path, *volumes: Path) -> list[str]:
-    """Returns the command prefix that runs a command with the file system of a container, which has these volumes.
+    """Return the command prefix that runs a command with the file system of a container, which has these volumes.
 
     Skips the test where the system does not allow that.
     """
@@ -52,7 +52,7 @@ class Probe:
 
     @classmethod
     def of(cls, probe: Mapping[str, Any]) -> Self:
-        """Returns the probe for an entry of a container's spec, such as `livenessProbe`."""
+        """Return the probe for an entry of a container's spec, such as `livenessProbe`."""
         named = {"periodSeconds": "period_seconds", "timeoutSeconds": "timeout_seconds"}
         named["failureThreshold"] = "failure_threshold"
         assert probe.keys() <= {"httpGet", *named}
@@ -137,7 +137,7 @@ class Pod:
     def terminate(self, grace_seconds: float) -> float:
         """Send SIGTERM; returns the seconds until the process ended.
 
-        Raises `subprocess.TimeoutExpired` after `grace_seconds`, when Kubernetes would send SIGKILL, and
+        Raise `subprocess.TimeoutExpired` after `grace_seconds`, when Kubernetes would send SIGKILL, and
         `AssertionError` for an exit status other than 0.
         """
         self._ended.set()

@@ -90,7 +90,7 @@ YOUNG_OBJECTS = 20_000
 
 
 def group_of(node_id: str) -> str:
-    """Returns the name of a test's group; the tests of a group run on one worker, one after the other."""
+    """Return the name of a test's group; the tests of a group run on one worker, one after the other."""
     file = node_id.split("::", 1)[0]
     return TOGETHER.get(file, file) + " over aio" * is_over_aio(node_id)
 
@@ -103,13 +103,13 @@ class CollectedTests(list[str]):
         self._places = {node_id: place for place, node_id in enumerate(self)}
 
     def index(self, node_id: str, *_: Any) -> int:
-        """Returns the place of a test. Raises `KeyError`."""
+        """Return the place of a test. Raise `KeyError`."""
         return self._places[node_id]
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> object:
-    """Returns the scheduler."""
+    """Return the scheduler."""
     from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415 - some environments lack it.
 
     class Groups(LoadScopeScheduling):  # type: ignore[misc]  # It has no types.

@@ -30,7 +30,7 @@ LISTENING = re.compile(r"gRPC on 127\.0\.0\.1:(\d+) and REST on 127\.0\.0\.1:(\d
 
 
 def clean_environment(**extra: str) -> dict[str, str]:
-    """Returns the environment of this process without proxies and options of triglot and Python, and with `extra`.
+    """Return the environment of this process without proxies and options of triglot and Python, and with `extra`.
 
     Variables that would affect the server or its clients are removed. Those that select the transport and the
     build under test are kept, so that started processes use it, too.
@@ -47,7 +47,7 @@ def clean_environment(**extra: str) -> dict[str, str]:
 def triglot_command(
     arguments: tuple[str | Path, ...], before: str = "", python: str | Path = sys.executable
 ) -> list[str]:
-    """Returns the command line of `triglot ARGUMENTS`; `before` is code that runs first, in the same process."""
+    """Return the command line of `triglot ARGUMENTS`; `before` is code that runs first, in the same process."""
     if before:
         program = ["-c", f"{before}\nimport sys\nfrom triglot.cli.main import main\nsys.exit(main())"]
     else:
@@ -99,14 +99,14 @@ class Lines:
             self._changed.notify_all()
 
     def text(self) -> str:
-        """Returns the text written so far."""
+        """Return the text written so far."""
         with self._changed:
             return self._text
 
     def wait_for(self, pattern: str | re.Pattern[str]) -> re.Match[str]:
         """Wait for the first match and return it.
 
-        Raises `AssertionError` when the text ends without one, or none appears within `SECONDS`.
+        Raise `AssertionError` when the text ends without one, or none appears within `SECONDS`.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._ended or re.search(pattern, self._text) is not None, SECONDS)
@@ -172,7 +172,7 @@ class Triglot:
         return status
 
     def stop(self) -> None:
-        """Send SIGTERM and wait for exit status 0. Raises `AssertionError` for any other."""
+        """Send SIGTERM and wait for exit status 0. Raise `AssertionError` for any other."""
         self.signal(signal.SIGTERM)
         assert self.wait() == 0, self.stderr.text()
 
@@ -209,13 +209,13 @@ def outcome(process: subprocess.Popen[str] | Forked, seconds: float = SECONDS) -
 
 @contextmanager
 def taken_port() -> Iterator[int]:
-    """Yields a port of this machine that is in use."""
+    """Yield a port of this machine that is in use."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield listener.getsockname()[1]
 
 
 def unused_ports() -> tuple[int, int]:
-    """Returns two ports that are free now and outside of the range that the kernel assigns for port 0."""
+    """Return two ports that are free now and outside of the range that the kernel assigns for port 0."""
     found: set[int] = set()
     while len(found) < 2:
         port = random.SystemRandom().randrange(10_000, 30_000)
@@ -226,7 +226,7 @@ def unused_ports() -> tuple[int, int]:
 
 
 def is_listening(port: int, host: str = "127.0.0.1") -> bool:
-    """Returns whether a connection to the port is accepted."""
+    """Return whether a connection to the port is accepted."""
     try:
         with socket.create_connection((host, port), SECONDS):
             return True
@@ -247,7 +247,7 @@ class Identity(triglot.Model):
 
 
 def write_whole(file: Path, text: str) -> Path:
-    """Replace a file atomically: readers see all of its text, or none. Returns the file's path."""
+    """Replace a file atomically: readers see all of its text, or none. Return the file's path."""
     file.parent.mkdir(parents=True, exist_ok=True)
     beside = file.with_name(f".{file.name}.part")
     beside.write_text(text)

@@ -15,13 +15,13 @@ from triglot.protocols.tfserving.tfrecord import read_records
 
 
 def logs_in(folder: Path, prefix: str = "r") -> list[pb.PredictionLog]:
-    """Returns the records of all files with this prefix, file by file."""
+    """Return the records of all files with this prefix, file by file."""
     files = sorted(folder.glob(f"{prefix}-[0-9]*.tfrecord"))
     return [pb.PredictionLog.FromString(record) for file in files for record in read_records(file.read_bytes())]
 
 
 def arrays_of(tensors: Mapping[str, Any]) -> dict[str, Array]:
-    """Returns the tensors of a request or response as arrays, by name."""
+    """Return the tensors of a request or response as arrays, by name."""
     arrays = {}
     for name, message in tensors.items():
         tensor = read_tensor(name, message, MAX_FILLED_BYTES)
@@ -33,7 +33,7 @@ def arrays_of(tensors: Mapping[str, Any]) -> dict[str, Array]:
 
 
 def pairs_in(folder: Path, prefix: str = "r") -> list[tuple[list[float], list[float]]]:
-    """Returns input `x` and output `y` of each recorded Predict call."""
+    """Return input `x` and output `y` of each recorded Predict call."""
     return [
         (
             arrays_of(log.predict_log.request.inputs)["x"].ravel().tolist(),

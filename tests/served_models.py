@@ -69,7 +69,7 @@ async def twice_on_loop(inputs: Arrays) -> dict[str, Any]:
 
 
 def calling(name: str, *, on_loop: bool, **said: Any) -> Function:
-    """Returns a model that calls another one with its own input and `said`, and returns the result.
+    """Return a model that calls another one with its own input and `said`, and returns the result.
 
     `on_loop`: whether its `infer` is a coroutine function.
     """
@@ -84,14 +84,14 @@ def calling(name: str, *, on_loop: bool, **said: Any) -> Function:
 
 
 def ensemble(*steps: triglot.Step, **said: Any) -> triglot.Ensemble:
-    """Returns an ensemble with input `x` and output `y`, unless `said` has others."""
+    """Return an ensemble with input `x` and output `y`, unless `said` has others."""
     model = triglot.Ensemble()
     vars(model).update({"inputs": X, "outputs": Y, "steps": steps} | said)
     return model
 
 
 def step(model: str, taken: str, given: str, version: int = 0) -> triglot.Step:
-    """Returns the step of a model with input `x` and output `y`: it reads tensor `taken` and writes `given`."""
+    """Return the step of a model with input `x` and output `y`: it reads tensor `taken` and writes `given`."""
     return triglot.Step(model, {"x": taken}, {"y": given}, version)
 
 
@@ -102,14 +102,14 @@ class Served:
         self.server = server
 
     async def infer(self, model: str, x: NDArray[Any], call: Call | None = None, **said: Any) -> NDArray[Any]:
-        """Call a model as a protocol does; returns its output `y`. Raises `ServingError`."""
+        """Call a model as a protocol does; returns its output `y`. Raise `ServingError`."""
         tensor = InputTensor("x", "INT32", x.shape, x.reshape(-1))
         request = InferenceRequest(model, inputs=[tensor], **said)
         response = await self.server.dataplane.infer(request, call or Call())
         return next(output.array for output in response.outputs if output.name == "y")
 
     async def error(self, model: str, x: NDArray[Any], call: Call | None = None, **said: Any) -> ServingError:
-        """Call a model and return the error. Raises `AssertionError` when the call succeeds."""
+        """Call a model and return the error. Raise `AssertionError` when the call succeeds."""
         try:
             answer = await self.infer(model, x, call, **said)
         except ServingError as error:
@@ -117,7 +117,7 @@ class Served:
         raise AssertionError(f"no error, but {answer}")
 
     def leases(self) -> dict[str, int]:
-        """Returns the number of calls that hold each model now, by its name."""
+        """Return the number of calls that hold each model now, by its name."""
         versions = self.server.dataplane.versions(EVERYTHING)
         return {one.files.name: one.servable.leases for one in versions if one.servable is not None}
 
@@ -144,5 +144,5 @@ def _itself(model: triglot.Model) -> triglot.Model:
 
 
 def ints(*values: int) -> NDArray[np.int32]:
-    """Returns an array of shape [values]."""
+    """Return an array of shape [values]."""
     return np.array(values, np.int32)

@@ -82,7 +82,7 @@ def rpc(channel: grpc.Channel, method: str, request: Any, response: Any) -> Any:
 
 
 def post(port: int, path: str, body: object) -> Any:
-    """Post JSON; returns the JSON of the response. Raises `AssertionError` for any other status than 200."""
+    """Post JSON; returns the JSON of the response. Raise `AssertionError` for any other status than 200."""
     connection = HTTPConnection("127.0.0.1", port, timeout=SECONDS)
     try:
         connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
@@ -147,7 +147,7 @@ OVER_REST: tuple[Callable[[int, str], Any], ...] = (kserve_rest, tfserving_rest,
 
 
 def check(found: object, call: Callable[..., object], model: str) -> None:
-    """Compare a response. Raises `AssertionError`."""
+    """Compare a response. Raise `AssertionError`."""
     assert found == EXPECTED, f"{call.__name__}, model {model}: expected {EXPECTED}, got {found}"
 
 
@@ -165,7 +165,7 @@ def call_all(grpc_port: int, rest_port: int) -> int:
 def read_log(log: Any, workers: int) -> tuple[str, str, str]:
     """Read until each worker serves; returns what was read, and the ports of gRPC and REST.
 
-    Raises `AssertionError` if the server ends first.
+    Raise `AssertionError` if the server ends first.
     """
     read, found = "", []
     for line in log:
@@ -177,7 +177,7 @@ def read_log(log: Any, workers: int) -> tuple[str, str, str]:
 
 
 def serve_and_call(folder: Path, options: tuple[str, ...]) -> int:
-    """Start a server, call its models and stop it; returns the number of calls. Raises `AssertionError`."""
+    """Start a server, call its models and stop it; returns the number of calls. Raise `AssertionError`."""
     ports = ("--grpc-port", "0", "--rest-port", "0", "--drain-delay", "0")
     command = [sys.executable, "-I", "-W", "error", "-m", "triglot", "serve", str(folder), *ports, *options]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as server:
@@ -196,7 +196,7 @@ def serve_and_call(folder: Path, options: tuple[str, ...]) -> int:
 
 
 def row(calls: int) -> str:
-    """Returns the row of the table."""
+    """Return the row of the table."""
     installed = {library.metadata["Name"]: library.version for library in importlib.metadata.distributions()}
     versions = [f"{name} {installed[name]}" for name in LIBRARIES if name in installed]
     python = f"{platform.python_version()}, {' '.join(platform.libc_ver())}, {platform.machine()}"

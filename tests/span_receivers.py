@@ -52,7 +52,7 @@ def _value(value: Any) -> Any:
 
 
 def spans_of(data: bytes) -> list[Span]:
-    """Returns the spans of an encoded ExportTraceServiceRequest."""
+    """Return the spans of an encoded ExportTraceServiceRequest."""
     request = trace_service_pb2.ExportTraceServiceRequest.FromString(data)
     found = []
     for of_resource in request.resource_spans:
@@ -204,5 +204,5 @@ def http_receiver() -> Iterator[tuple[str, Received]]:
 
 
 def now() -> int:
-    """Returns the time in nanoseconds since the epoch."""
+    """Return the time in nanoseconds since the epoch."""
     return time.time_ns()

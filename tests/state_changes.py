@@ -73,7 +73,7 @@ class ChangingServer:
         self.url = f"http://127.0.0.1:{server.rest_port}"
 
     async def state(self) -> dict[str, Any]:
-        """Returns status and text of each path in `STATES`: all state that the requests could change."""
+        """Return status and text of each path in `STATES`: all state that the requests could change."""
         found = {}
         for path in STATES:
             async with self.session.get(self.url + path) as answer:
@@ -115,13 +115,13 @@ async def changing_server(folder: Path, **options: Any) -> AsyncIterator[Changin
 
 
 def rows_of(config: triglot.Config) -> Rows:
-    """Returns the gRPC methods and REST routes of a server with this configuration."""
+    """Return the gRPC methods and REST routes of a server with this configuration."""
     server = triglot.Server([], config)
     return rows(Context(server.dataplane, server.telemetry, config))
 
 
 def changes_of(config: triglot.Config, key: str) -> list[Change]:
-    """Returns a request for each route of a server with this configuration that may change its state."""
+    """Return a request for each route of a server with this configuration that may change its state."""
     _, routes = rows_of(config)
     bodies = {**BODIES, "/register": {"key": f"/{key}", "byte_size": 8}}
     return [change_of(route, bodies) for route in routes if route.operation in _CHANGING]
@@ -131,7 +131,7 @@ _CHANGING = (Operation.INFER, *ADMINISTRATION)
 
 
 def path_of(route: Route) -> str:
-    """Returns a path that matches the route; it names the model `half` if it has a model."""
+    """Return a path that matches the route; it names the model `half` if it has a model."""
     verb = re.search(r"verb:\(\?i:(\w+)\)", route.path)
     values = {
         "model": "half",

@@ -54,7 +54,7 @@ class MyTestCase(GrpsTest):
 
 
 def inference(*models: tuple[str, str], dag: str = "your_dag") -> str:
-    """Returns the text of an inference.yml with these models, given by name and version; the DAG runs the last."""
+    """Return the text of an inference.yml with these models, given by name and version; the DAG runs the last."""
     listed = "".join(f"- {MODEL % model}\n" for model in models)
     nodes = f"[{{name: n, type: model, model: {models[-1][0]}-{models[-1][1]}}}]"
     return f"models:\n{listed}dag: {{type: sequential, name: {dag}, nodes: {nodes}}}\n"

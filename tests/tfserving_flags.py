@@ -23,7 +23,7 @@ model_config_list: {
 
 
 def parse(*arguments: str) -> dict[str, Any]:
-    """Returns the parsed flags, by name."""
+    """Return the parsed flags, by name."""
     parser = argparse.ArgumentParser()
     tfserving_cli.add_parser(parser.add_subparsers())
     return vars(parser.parse_args(["tfserving", *arguments]))
@@ -38,7 +38,7 @@ def both(flags: Mapping[str, Any]) -> tuple[Config, list[ModelSettings]]:
 
 
 def wrong(*arguments: str) -> str:
-    """Returns the error message for flags that parse but are invalid; expects it to have one line."""
+    """Return the error message for flags that parse but are invalid; expects it to have one line."""
     with pytest.raises(ConfigError) as caught:
         both(parse(*arguments))
     assert len(str(caught.value).splitlines()) == 1

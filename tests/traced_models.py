@@ -84,7 +84,7 @@ class Traces:
         return [stamp["name"] for stamp in self.stamps(number)]
 
     def stamps(self, number: int) -> list[Record]:
-        """Returns the timestamps of a trace, in the order of the file."""
+        """Return the timestamps of a trace, in the order of the file."""
         (stamps,) = [one["timestamps"] for one in self._of(number) if "timestamps" in one]
         return list(stamps)
 

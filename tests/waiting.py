@@ -13,7 +13,7 @@ Found = TypeVar("Found")
 
 
 def ever_later(first: float) -> Iterator[float]:
-    """Yields eight deadlines in seconds, each twice the one before, for tests of calls that expire while they run.
+    """Yield eight deadlines in seconds, each twice the one before, for tests of calls that expire while they run.
 
     On a busy machine a call may expire before it runs; the test leaves the loop when it did not. Raises
     `AssertionError` after the last deadline.
@@ -28,7 +28,7 @@ async def until(
 ) -> None:
     """Poll until a condition, which another thread, task or process brings about, is true.
 
-    Raises `AssertionError` after `SECONDS`, with the text `what` and the details that `said` returns.
+    Raise `AssertionError` after `SECONDS`, with the text `what` and the details that `said` returns.
     """
     try:
         async with asyncio.timeout(SECONDS):
@@ -41,7 +41,7 @@ async def until(
 async def until_found(look: Callable[[], Awaitable[Found]], true: Callable[[Found], object]) -> Found:
     """Call `look` until the condition is true of its result, and return that.
 
-    Raises `AssertionError` after `SECONDS`.
+    Raise `AssertionError` after `SECONDS`.
     """
     deadline = time.monotonic() + SECONDS
     while not true(found := await look()):
@@ -51,7 +51,7 @@ async def until_found(look: Callable[[], Awaitable[Found]], true: Callable[[Foun
 
 
 def wait_until(true: Callable[[], object]) -> None:
-    """Poll until the condition is true, blocking the thread. Raises `AssertionError` after `SECONDS`."""
+    """Poll until the condition is true, blocking the thread. Raise `AssertionError` after `SECONDS`."""
     deadline = time.monotonic() + SECONDS
     while not true():
         assert time.monotonic() < deadline, f"not true within {SECONDS} s"

@@ -84,17 +84,17 @@ class MissingPart(ImportError):
 
 
 def load(kind: str, name: str) -> Any:
-    """Return what stands for a part, imported. Raises `MissingPart`."""
+    """Return what stands for a part, imported. Raise `MissingPart`."""
     return load_string(PARTS[kind][name], f"the {name} {kind}")
 
 
 def load_module(kind: str, name: str) -> Any:
-    """Return the module of a part, imported: for other parts that use it. Raises `MissingPart`."""
+    """Return the module of a part, imported: for other parts that use it. Raise `MissingPart`."""
     return load_string(PARTS[kind][name].partition(":")[0], f"the {name} {kind}")
 
 
 def load_string(target: str, what: str) -> Any:
-    """Return the attribute at "module:attribute", or the module without one, imported. Raises `MissingPart`.
+    """Return the attribute at "module:attribute", or the module without one, imported. Raise `MissingPart`.
 
     `what` names it in errors. Only strings of the operator come here, never those of clients.
     """

@@ -271,7 +271,7 @@ class Server:
     async def load(self) -> list[ModelLoadError]:
         """Load and warm up every model, without opening a port; returns the errors. `stop` unloads the models.
 
-        Raises `ModelLoadError` as `start`.
+        Raise `ModelLoadError` as `start`.
         """
         started = time.monotonic()
         self.dataplane.reach = ModelCalls(self.dataplane, self.telemetry, self.config.max_inner_calls).reach

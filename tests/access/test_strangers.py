@@ -80,7 +80,7 @@ async def _meet(pid: int, way: Way, port: int, grpc_port: int) -> None:
         infer, body = channel.unary_unary(MODEL_INFER), infer_request().SerializeToString()
 
         async def friend() -> None:
-            """Raises what a call fails with."""
+            """Raise what a call fails with."""
             await infer(body, metadata=[("authorization", "Bearer secret")], timeout=SECONDS)
 
         async def strangers() -> list[str]:

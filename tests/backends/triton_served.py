@@ -50,11 +50,11 @@ class Door:
         )
 
     async def infer(self, model: str, inputs: Mapping[str, Any], timeout: float = SECONDS, **said: Any) -> Reply:
-        """Raises `grpc.aio.AioRpcError`."""
+        """Raise `grpc.aio.AioRpcError`."""
         return reply(await self._infer(request(model, inputs, **said), timeout=timeout))
 
     async def failure(self, model: str, inputs: Mapping[str, Any], **said: Any) -> tuple[grpc.StatusCode, str]:
-        """The code and the text with which a call fails. Raises `AssertionError` when it does not."""
+        """The code and the text with which a call fails. Raise `AssertionError` when it does not."""
         try:
             answer = await self.infer(model, inputs, **said)
         except grpc.aio.AioRpcError as error:

@@ -63,7 +63,7 @@ class Answer:
 
 
 def load(file: str) -> list[Line]:
-    """The lines of a file. Raises `AssertionError` for keys that nobody looks at, and a name that comes twice."""
+    """The lines of a file. Raise `AssertionError` for keys that nobody looks at, and a name that comes twice."""
     return read_lines(FOLDER / file, KEYS, CHECKS)
 
 
@@ -87,7 +87,7 @@ def _kind(line: Line) -> str:
 
 
 def check(line: Line, answer: Answer) -> None:
-    """Raises `AssertionError` unless the answer is what the line expects."""
+    """Raise `AssertionError` unless the answer is what the line expects."""
     for key, holds in CHECKS[_kind(line)].items():
         if key in line:
             assert holds(answer, line[key]), f"{key}: expected {line[key]!r}, got {answer}"

@@ -52,7 +52,7 @@ ENVIRONMENT = {"tfserving": _QUICK, "serve": _QUICK | ROUTES}
 
 
 def write_python_models(folder: Path) -> Path:
-    """FOLDER/NAME/VERSION/… for every model that the cases name. Returns `folder`."""
+    """FOLDER/NAME/VERSION/… for every model that the cases name. Return `folder`."""
     shutil.copytree(PYTHON_MODELS, folder, dirs_exist_ok=True)
     for model, (name, datatype) in IDENTITIES.items():
         write_model(folder / model / "123", IDENTITY.format(name=name, datatype=datatype))

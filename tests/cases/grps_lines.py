@@ -95,19 +95,19 @@ class Answer:
         return [_as_json(reply) for reply in self.replies] or list(_documents(self.text))
 
     def document(self) -> Any:
-        """The only one of them. Raises `AssertionError` for none or several."""
+        """The only one of them. Raise `AssertionError` for none or several."""
         documents = self.documents()
         assert len(documents) == 1, f"expected one message, got {documents}"
         return documents[0]
 
 
 def load(file: str) -> list[Line]:
-    """The lines of a file. Raises `AssertionError` for keys that nobody looks at, and a name that comes twice."""
+    """The lines of a file. Raise `AssertionError` for keys that nobody looks at, and a name that comes twice."""
     return read_lines(FOLDER / file, KEYS, CHECKS)
 
 
 def check(line: Line, answers: Sequence[Answer]) -> None:
-    """Raises `AssertionError` unless the answers are what the line expects."""
+    """Raise `AssertionError` unless the answers are what the line expects."""
     for key, holds in CHECKS["send" if "send" in line else "call"].items():
         if key in line:
             enough = any if key.startswith("some_") else all
@@ -226,7 +226,7 @@ def _as_json(message: GrpsMessage) -> Any:
 
 
 def _documents(text: str) -> Iterator[Any]:
-    """JSON documents, one after the other. Raises `ValueError` for anything else."""
+    """JSON documents, one after the other. Raise `ValueError` for anything else."""
     decoder = json.JSONDecoder()
     while text := text.lstrip():
         document, end = decoder.raw_decode(text)

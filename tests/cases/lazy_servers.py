@@ -33,7 +33,7 @@ class LazyServers(ABC, Generic[Doors]):
         self._running.close()
 
     def __getitem__(self, name: str) -> Doors:
-        """Raises `AssertionError` when the server does not start; it is started once all the same."""
+        """Raise `AssertionError` when the server does not start; it is started once all the same."""
         if name not in self._doors:
             try:
                 self._doors[name] = self._start(name)
@@ -54,8 +54,8 @@ class LazyServers(ABC, Generic[Doors]):
 
     @abstractmethod
     def _start(self, name: str) -> Doors:
-        """Start the server of this name, and keep it. Raises `AssertionError`."""
+        """Start the server of this name, and keep it. Raise `AssertionError`."""
 
     @abstractmethod
     def _check_end(self, server: Triglot) -> None:
-        """Look at a server that was told to end. Raises `AssertionError`."""
+        """Look at a server that was told to end. Raise `AssertionError`."""

@@ -12,7 +12,7 @@ RELEASES = tuple(f"1.{minor}" for minor in range(31, 38))
 
 
 def check(document: dict[str, Any]) -> None:
-    """Raises `kubernetes_validate.ValidationError` where a release does not take it, unknown fields included."""
+    """Raise `kubernetes_validate.ValidationError` where a release does not take it, unknown fields included."""
     for release in RELEASES:
         # It takes the last one that it has in place of one that it lacks.
         assert kubernetes_validate.validate(document, release, strict=True) == release

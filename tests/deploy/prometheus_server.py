@@ -23,7 +23,7 @@ class Prometheus:
         self.session, self.url = session, url
 
     async def ask(self, path: str, **parameters: str) -> Any:
-        """The `data` of an answer. Raises `AssertionError` with the answer that is an error."""
+        """The `data` of an answer. Raise `AssertionError` with the answer that is an error."""
         async with self.session.get(f"{self.url}/api/v1/{path}", params=parameters) as response:
             answer = await response.json()
         assert answer["status"] == "success", answer

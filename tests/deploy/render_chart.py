@@ -16,7 +16,7 @@ RELEASE, NAMESPACE = "demo", "prod"
 
 
 def rendered(values: dict[str, Any]) -> list[dict[str, Any]]:
-    """The objects. Raises `helm_python.HelmError`, for values that the chart's schema refuses, too."""
+    """The objects. Raise `helm_python.HelmError`, for values that the chart's schema refuses, too."""
     with helm.Chart.load(CHART) as chart:
         chart.validate_schema(chart.merge_values(values))
         texts = chart.render(values, name=RELEASE, namespace=NAMESPACE)

@@ -57,7 +57,7 @@ for each in SCHEMAS.values():
 
 
 def check(document: dict[str, Any]) -> None:
-    """Raises `ValidationError` where the API server would."""
+    """Raise `ValidationError` where the API server would."""
     Validator(SCHEMAS[CRDS[document["apiVersion"], document["kind"]]]).validate(document)
     # Definitions leave these to the API server, which has the same for all kinds.
     check_kubernetes({"apiVersion": "v1", "kind": "ConfigMap", "metadata": document["metadata"]})

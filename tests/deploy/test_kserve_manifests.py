@@ -38,7 +38,7 @@ def class_of(kind: str) -> Any:
 
 
 def made(kind: str, value: Any, where: str) -> Any:
-    """The value as the class of this name. Raises `AssertionError` or `ValueError` where it is none."""
+    """The value as the class of this name. Raise `AssertionError` or `ValueError` where it is none."""
     if inner := re.fullmatch(r"[lL]ist\[(.+)\]", kind):
         assert isinstance(value, list), f"{where}: expected a list, got {value!r}"
         return [made(inner[1], one, f"{where}[{at}]") for at, one in enumerate(value)]

@@ -29,7 +29,7 @@ INFER = ("infer", "half_plus_two", "x=[1, 2, 5]", "--no-json")
 
 
 def run(*command: str | Path, seconds: float, **variables: str) -> str:
-    """Run a command; returns what it prints. Raises `AssertionError` with its errors if it fails."""
+    """Run a command; returns what it prints. Raise `AssertionError` with its errors if it fails."""
     words = list(map(str, command))
     environment = clean_environment(**variables)
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=seconds, check=False)

@@ -104,7 +104,7 @@ class Reader:
         self._server.close()
 
     def read(self, block: Block) -> None:
-        """Raises `AssertionError` for what does not do as the page says."""
+        """Raise `AssertionError` for what does not do as the page says."""
         printed, self._printed = self._printed, None
         if block.not_run:
             return

@@ -22,7 +22,7 @@ OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clie
 
 
 def chromium() -> str:
-    """Returns the path of the machine's Chromium; skips the test if there is none.
+    """Return the path of the machine's Chromium; skips the test if there is none.
 
     The headless shell has no windows, which take most of the CPU time of a test.
     """
@@ -76,17 +76,17 @@ class BrowserPage:
         await self.page.get_by_role("button", name="Use token").click()
 
     def other_complaints(self) -> list[str]:
-        """Returns the browser's messages, without those about responses with status 401 and 403."""
+        """Return the browser's messages, without those about responses with status 401 and 403."""
         return [one for one in self.complaints if not REFUSAL.search(one)]
 
     def field(self, model: str, field: str) -> Any:
-        """Returns the locator of a cell in the table of models."""
+        """Return the locator of a cell in the table of models."""
         return self.page.locator(f"#models tr[data-model={model}] [data-field={field}]")
 
 
 @asynccontextmanager
 async def visiting(**options: Any) -> AsyncIterator[BrowserPage]:
-    """Yields an empty page in a new browser context, without cookies or other state."""
+    """Yield an empty page in a new browser context, without cookies or other state."""
     context = await _browsers[-1].new_context(**options)
     try:
         yield BrowserPage(await context.new_page())

@@ -78,7 +78,7 @@ class Counted(Served):
             return response.status, json.loads(await response.read())
 
     async def all_stats(self, name: str = "", version: str = "") -> list[Stats]:
-        """Returns the statistics of models; expects them to be the same over gRPC and REST."""
+        """Return the statistics of models; expects them to be the same over gRPC and REST."""
         request = pb.ModelStatisticsRequest(name=name, version=version)
         call = self.channel.unary_unary(METHOD + "ModelStatistics")(request.SerializeToString(), timeout=SECONDS)
         reply = pb.ModelStatisticsResponse.FromString(await call)
@@ -91,7 +91,7 @@ class Counted(Served):
         return found
 
     async def stats(self, name: str) -> Stats:
-        """Returns the statistics of a model with one version."""
+        """Return the statistics of a model with one version."""
         (found,) = await self.all_stats(name)
         return found
 
@@ -106,7 +106,7 @@ class Counted(Served):
         return await self.stats(name)
 
     async def metrics(self, model: str) -> dict[str, float]:
-        """Returns Triton's metrics of a model by name, without "nv_"; failures by their reason."""
+        """Return Triton's metrics of a model by name, without "nv_"; failures by their reason."""
         async with self.session.get(self.url + "/metrics") as response:
             text = await response.text()
         return {
@@ -118,7 +118,7 @@ class Counted(Served):
         }
 
     async def failures(self, model: str) -> dict[str, int]:
-        """Returns the numbers of failures by reason, without those that are 0."""
+        """Return the numbers of failures by reason, without those that are 0."""
         metrics = await self.metrics(model)
         reasons = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
         assert set(reasons) <= set(metrics)
@@ -143,7 +143,7 @@ class Gate:
 
 
 def failing(inputs: Arrays) -> dict[str, Any]:
-    """An `infer` that doubles `x`. Raises `ValueError` if an element is below zero."""
+    """An `infer` that doubles `x`. Raise `ValueError` if an element is below zero."""
     if (inputs["x"] < 0).any():
         raise ValueError("below zero")
     return {"y": inputs["x"] * 2}
@@ -161,7 +161,7 @@ async def counting(models: Mapping[str, triglot.Model], **options: Any) -> Async
 
 
 def message(model: str, *values: int, **parameters: int | bool) -> bytes:
-    """Returns a serialized ModelInferRequest with the INT32 input `x` of shape [values]."""
+    """Return a serialized ModelInferRequest with the INT32 input `x` of shape [values]."""
     x = np.array(values, "<i4")
     request = pb.ModelInferRequest(model_name=model, raw_input_contents=[x.tobytes()])
     request.inputs.add(name="x", datatype="INT32", shape=x.shape)
@@ -171,7 +171,7 @@ def message(model: str, *values: int, **parameters: int | bool) -> bytes:
 
 
 def from_message(stats: pb.ModelStatistics) -> Stats:
-    """Returns statistics as REST formats them (spec 3.12), by code independent of the server's."""
+    """Return statistics as REST formats them (spec 3.12), by code independent of the server's."""
     return {
         "name": stats.name,
         "version": stats.version,
@@ -195,7 +195,7 @@ def _durations(message: Any, names: Sequence[str]) -> dict[str, Any]:
 
 
 def counts(stats: Stats) -> dict[str, int]:
-    """Returns the counts in a model's statistics by name, also `inferences` and `executions`, without zeros."""
+    """Return the counts in a model's statistics by name, also `inferences` and `executions`, without zeros."""
     found = {name: stats["inference_stats"][name]["count"] for name in DURATIONS}
     # These count the same requests.
     assert found["compute_input"] == found["compute_infer"] == found.pop("compute_output")
@@ -206,7 +206,7 @@ def counts(stats: Stats) -> dict[str, int]:
 
 
 def succeeded(requests: int, inferences: int = 0, executions: int = 0, **more: int) -> dict[str, int]:
-    """Returns the expected `counts` of successful requests, by default with one inference and execution each."""
+    """Return the expected `counts` of successful requests, by default with one inference and execution each."""
     return {
         "success": requests,
         "queue": requests,
@@ -217,7 +217,7 @@ def succeeded(requests: int, inferences: int = 0, executions: int = 0, **more: i
 
 
 def batches(stats: Stats) -> dict[int, int]:
-    """Returns the number of batches by their size."""
+    """Return the number of batches by their size."""
     found = {}
     for one in stats["batch_stats"]:
         (count,) = {one[name]["count"] for name in ("compute_input", "compute_infer", "compute_output")}
@@ -227,7 +227,7 @@ def batches(stats: Stats) -> dict[int, int]:
 
 
 def responses(stats: Stats) -> dict[str, dict[str, int]]:
-    """Returns counts of outcomes by the response's index in a stream; `success` equals the number computed."""
+    """Return counts of outcomes by the response's index in a stream; `success` equals the number computed."""
     found = {}
     for index, one in stats["response_stats"].items():
         assert one["compute_infer"]["count"] == one["compute_output"]["count"] == one["success"]["count"]
@@ -237,5 +237,5 @@ def responses(stats: Stats) -> dict[str, dict[str, int]]:
 
 
 def ns(stats: Stats) -> dict[str, int]:
-    """Returns the total nanoseconds of each duration."""
+    """Return the total nanoseconds of each duration."""
     return {name: stats["inference_stats"][name]["ns"] for name in DURATIONS}

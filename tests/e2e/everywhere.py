@@ -90,12 +90,12 @@ class Story:
         return sorted(number for number, state in self.versions.items() if SAID[state].serves)
 
     def error_of(self, state: State) -> str:
-        """Returns why a version in this state failed; "" if it did not."""
+        """Return why a version in this state failed; "" if it did not."""
         return self.error if state in (State.FAILED, State.KEPT) else ""
 
 
 def told(story: Story, name: str) -> dict[str, Any]:
-    """Returns the expected result of each query of `Everywhere.ask`."""
+    """Return the expected result of each query of `Everywhere.ask`."""
     states = sorted(story.versions.items())
     serving = [str(number) for number in story.serving]
     ready = bool(serving)
@@ -180,7 +180,7 @@ class Everywhere:
         wait_until(lambda: self._index() == index)
 
     def ask(self, versions: Mapping[int, State]) -> dict[str, Any]:
-        """Returns the result of each query; `versions` are those whose readiness is queried."""
+        """Return the result of each query; `versions` are those whose readiness is queried."""
         numbers = list(versions)
         return {
             "index, gRPC": self._index(),

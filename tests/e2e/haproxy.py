@@ -62,7 +62,7 @@ class Gateway:
                 self._tell(f"set server {backend}/pod{slot} state ready")
 
     def _held(self, backend: str) -> dict[int, int | None]:
-        """Returns the port of each slot, None for an unused slot."""
+        """Return the port of each slot, None for an unused slot."""
         lines = self._tell(f"show servers state {backend}").splitlines()
         names = lines[1].removeprefix("# ").split()
         rows = [dict(zip(names, line.split(), strict=False)) for line in lines[2:] if line]

@@ -127,7 +127,7 @@ class Client:
         return row
 
     def infer(self, model: str) -> int:
-        """The number that a model, or "NAME/VERSION", answers. Raises `grpc.RpcError`."""
+        """The number that a model, or "NAME/VERSION", answers. Raise `grpc.RpcError`."""
         name, _, version = model.partition("/")
         request = infer_request(name)
         request.model_version = version

@@ -156,7 +156,7 @@ class Case:
 
 
 def carries(client: type[Client] | Client, model: str) -> bool:
-    """Returns whether this client can call such a model."""
+    """Return whether this client can call such a model."""
     kind = model.partition("_")[0]
     if kind in ("decoupled", "pushed"):
         # ModelStreamInfer has only the one response that a model returns which may stream, but is not decoupled.
@@ -167,7 +167,7 @@ def carries(client: type[Client] | Client, model: str) -> bool:
 
 
 def points(model: str, event: str) -> tuple[str, ...]:
-    """Returns the points where the event may happen to a request of such a model."""
+    """Return the points where the event may happen to a request of such a model."""
     everywhere = POINTS[model.partition("_")[0]]
     running = everywhere[everywhere.index(first_point(model)) :]
     if event == "ok":
@@ -180,7 +180,7 @@ def points(model: str, event: str) -> tuple[str, ...]:
 
 
 def cases() -> Iterator[Case]:
-    """Yields all cases."""
+    """Yield all cases."""
     for model in MODELS:
         for event in EVENTS:
             if event == "crash" and not model.endswith("_process"):
@@ -192,7 +192,7 @@ def cases() -> Iterator[Case]:
 
 
 def pairs(case: Case) -> set[tuple[tuple[str, str], ...]]:
-    """Returns the pairs of properties that the case covers: each two of its four, with their values."""
+    """Return the pairs of properties that the case covers: each two of its four, with their values."""
     return set(
         itertools.combinations(((name, getattr(case, name)) for name in ("model", "client", "event", "point")), 2)
     )
@@ -200,7 +200,7 @@ def pairs(case: Case) -> set[tuple[tuple[str, str], ...]]:
 
 @cache
 def pairwise() -> list[Case]:
-    """Returns cases that cover every possible pair of properties (pairwise testing): a fifth of all."""
+    """Return cases that cover every possible pair of properties (pairwise testing): a fifth of all."""
     candidates = {case: pairs(case) for case in cases()}
     left = set().union(*candidates.values())
     chosen = []
@@ -212,7 +212,7 @@ def pairwise() -> list[Case]:
 
 
 def of(*events: str, http: bool | None = None) -> list[Any]:
-    """Returns pytest parameters for the cases of these events; `http`: only those of HTTP, or of gRPC."""
+    """Return pytest parameters for the cases of these events; `http`: only those of HTTP, or of gRPC."""
     return [
         pytest.param(case, id=str(case))
         for case in pairwise()
@@ -224,23 +224,23 @@ _sequences = itertools.count(1)
 
 
 def good(model: str, text: str = "good", timeout: float | None = None) -> Request:
-    """Returns a request that succeeds if nothing happens to it; for a model of sequences, a whole sequence."""
+    """Return a request that succeeds if nothing happens to it; for a model of sequences, a whole sequence."""
     if not model.startswith("sequence"):
         return Request(model, text, timeout)
     return part(Request(model, text, timeout), next(_sequences), start=True, end=True)
 
 
 def part(request: Request, sequence: int, *, start: bool = False, end: bool = False) -> Request:
-    """Returns the request as a part of a sequence."""
+    """Return the request as a part of a sequence."""
     parameters = (("sequence_id", sequence), ("sequence_start", start), ("sequence_end", end))
     return replace(request, parameters=parameters)
 
 
 def answers_of(model: str, text: str) -> list[str]:
-    """Returns the texts of such a model's responses to a request with this text."""
+    """Return the texts of such a model's responses to a request with this text."""
     return [text] * (2 if model.partition("_")[0] in ("decoupled", "pushed") else 1)
 
 
 def first_point(model: str) -> str:
-    """Returns the first point that is in the model's code."""
+    """Return the first point that is in the model's code."""
     return next(point for point in POINTS[model.partition("_")[0]] if point not in WAITING)

@@ -145,11 +145,11 @@ class Scenario:
         return any(one.isupper() and one != "OK" for one in seen)
 
     def counts(self) -> Counter[str]:
-        """Returns the number of calls that ended with each code since the scenario began."""
+        """Return the number of calls that ended with each code since the scenario began."""
         return self.served.counted(self.case.client) - self.before
 
     def _expected(self, other: Attempt) -> set[str]:
-        """Returns the possible outcomes of a request beside the subject."""
+        """Return the possible outcomes of a request beside the subject."""
         case = self.case
         if self.served.hurried:
             return case.told | {self.client.good}  # It expires, too, or continues before that.

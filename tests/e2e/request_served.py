@@ -71,7 +71,7 @@ class Served:
         return await attempt.ended(), attempt.answers
 
     async def infer_well(self, model: str, client: str) -> None:
-        """Send a request to this model that must succeed. Raises `AssertionError` when it does not."""
+        """Send a request to this model that must succeed. Raise `AssertionError` when it does not."""
         for _ in tries(f"{model} by {client} gives no good answer"):
             found = await self.infer(client, good(model))
             if found == (self.clients[client].good, answers_of(model, "good")):
@@ -85,7 +85,7 @@ class Served:
         await self.at_rest(aborted=self.hurried)
 
     def waiting(self, model: str) -> int:
-        """Returns the number of requests in a model's queue."""
+        """Return the number of requests in a model's queue."""
         return self.server.manager.registry.servable(model).queue_depth
 
     def so_far(self, client: str) -> Counter[str]:
@@ -94,7 +94,7 @@ class Served:
         return self.counted(client)
 
     def counted(self, client: str) -> Counter[str]:
-        """Returns the number of this client's inferences that ended with each code."""
+        """Return the number of this client's inferences that ended with each code."""
         endpoint = self.clients[client].endpoint
         counts: Counter[str] = Counter()
         for one, kind, stats in self.server.telemetry.calls():
@@ -103,7 +103,7 @@ class Served:
         return counts
 
     async def at_rest(self, *, aborted: bool = False) -> None:
-        """Wait until nothing is left of any request. Raises `AssertionError` when something remains.
+        """Wait until nothing is left of any request. Raise `AssertionError` when something remains.
 
         `aborted`: grpc.aio has ended a call with a status, so calls may need the garbage collector.
         """
@@ -143,12 +143,12 @@ class Served:
                     gc.collect()
 
     def calls(self) -> list[triglot.Call]:
-        """Returns the calls made since the test began that are alive, or wait for the garbage collector."""
+        """Return the calls made since the test began that are alive, or wait for the garbage collector."""
         old = {id(call) for call in self.old_calls}
         return [call for call in calls() if id(call) not in old]
 
     def held(self) -> list[str]:
-        """Returns texts for versions with leases, queued requests, or readings of held requests and bytes."""
+        """Return texts for versions with leases, queued requests, or readings of held requests and bytes."""
         held = []
         for version in self.server.dataplane.versions(EVERYTHING):
             one = version.servable
@@ -179,17 +179,17 @@ class KeptSpans(Exporter):
         self._kept.append(row)
 
     def spans(self) -> list[Span]:
-        """Returns all ended spans."""
+        """Return all ended spans."""
         kept, self._kept = self._kept, []
         self._spans += spans_of(self._envelope.request(encode(kept, 0)))
         return self._spans
 
     def calls(self) -> list[Span]:
-        """Returns the spans of calls, those of clients and of models."""
+        """Return the spans of calls, those of clients and of models."""
         return [span for span in self.spans() if span.name not in ("queue", "compute", "batch")]
 
     def of(self, trace: str) -> list[Span]:
-        """Returns the spans of a trace."""
+        """Return the spans of a trace."""
         return [span for span in self.spans() if span.trace == trace]
 
 
@@ -198,9 +198,9 @@ def _no_sender() -> NoReturn:
 
 
 def tries(failure: str) -> Iterator[int]:
-    """Yields the numbers, from 0, of attempts that may fail on a busy machine: at least `TRIES`, for `SECONDS`.
+    """Yield the numbers, from 0, of attempts that may fail on a busy machine: at least `TRIES`, for `SECONDS`.
 
-    Raises `AssertionError` with the text `failure` after the last one.
+    Raise `AssertionError` with the text `failure` after the last one.
     """
     began = time.monotonic()
     for number in itertools.count():
@@ -210,12 +210,12 @@ def tries(failure: str) -> Iterator[int]:
 
 
 def calls() -> list[triglot.Call]:
-    """Returns all calls that are alive in this process."""
+    """Return all calls that are alive in this process."""
     return [one for one in gc.get_objects() if isinstance(one, triglot.Call)]
 
 
 def vars_of(call: triglot.Call) -> str:
-    """Returns a text for a failed check: the call's model, and the objects that keep the call alive."""
+    """Return a text for a failed check: the call's model, and the objects that keep the call alive."""
     kept = [_named(one) for one in gc.get_referrers(call)]
     return f"{call.model_name}, cancelled: {call.cancelled}, kept by {kept}"
 
@@ -225,7 +225,7 @@ def _named(one: object) -> str:
 
 
 def threads() -> Counter[str]:
-    """Returns the number of threads by name, with N for numbers, without those of the loop's default executor."""
+    """Return the number of threads by name, with N for numbers, without those of the loop's default executor."""
     names = [one.name for one in threading.enumerate()]
     return Counter(re.sub(r"\d+", "N", name) for name in names if not name.startswith(POOL))
 

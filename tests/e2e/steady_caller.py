@@ -55,6 +55,6 @@ class Caller:
     def wait_for(self, answer: object) -> None:
         """Wait until the latest result is `answer`, or `ask` has failed: the block's end then raises the error.
 
-        Raises `AssertionError` when it takes too long.
+        Raise `AssertionError` when it takes too long.
         """
         wait_until(lambda: self._error is not None or self.answers[-1:] == [answer])

@@ -194,7 +194,7 @@ class Load:
 
     @asynccontextmanager
     async def going_on(self) -> AsyncIterator[None]:
-        """Run the load during the block, and until the last calls end. Raises errors of calls and checks."""
+        """Run the load during the block, and until the last calls end. Raise errors of calls and checks."""
         async with asyncio.TaskGroup() as tasks:
             for door, ask in self._asks.items():
                 tasks.create_task(self._ask(door, ask), name=door)
@@ -218,7 +218,7 @@ class Load:
 
 @asynccontextmanager
 async def load_of(grpc_address: str, rest_address: str) -> AsyncIterator[Load]:
-    """Yields the load for a server; its channels, stream and session stay open until the block ends."""
+    """Yield the load for a server; its channels, stream and session stay open until the block ends."""
     async with AsyncExitStack() as stack:
         asks: dict[str, Ask] = {}
         for name, make in GRPC_ASKS.items():

@@ -121,7 +121,7 @@ class Order:
         return int.from_bytes((self.folder / "progress").read_bytes(), "little")
 
     def stopped(self) -> float:
-        """When the model stopped. Raises `AssertionError` when it goes on."""
+        """When the model stopped. Raise `AssertionError` when it goes on."""
         file = self.folder / "stopped"
         wait_until(file.exists)
         return float(file.read_text())

@@ -124,7 +124,7 @@ async def test_a_request_that(end: Callable[[Live, LoadLock], Awaitable[None]]) 
 
 
 class Flood:
-    """Yields large answers without end."""
+    """Yield large answers without end."""
 
     def __init__(self) -> None:
         self.begun = False

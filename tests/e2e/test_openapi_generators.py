@@ -36,7 +36,7 @@ COMPILER = {
 
 
 def missing_node() -> str:
-    """Returns why these tests cannot run Node; "" if they can."""
+    """Return why these tests cannot run Node; "" if they can."""
     if shutil.which("npm") is None or (node := shutil.which("node")) is None:
         return "node and npm are not installed"
     version = subprocess.run([node, "--version"], capture_output=True, text=True, check=True).stdout.strip()

@@ -60,7 +60,7 @@ for arguments in json.loads(sys.argv[1]):
 
 
 def arguments(server: ServerProcess, paths: str, which: str, *further: str) -> list[str]:
-    """Returns those of a run that calls the server as its document says, and otherwise; the same calls each time.
+    """Return those of a run that calls the server as its document says, and otherwise; the same calls each time.
 
     `which`: "include" only operations with such `paths`, or "exclude" them. `further` checks.
     """

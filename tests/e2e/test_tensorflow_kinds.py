@@ -62,7 +62,7 @@ def channel(server: ServerProcess) -> Iterator[grpc.Channel]:
 
 
 def ask_v2(rest: Rest, signature: str, *outputs: str, model: str = "kinds") -> tuple[int, Any]:
-    """Returns the status and, by name, the outputs, or the error."""
+    """Return the status and, by name, the outputs, or the error."""
     tensor = {"name": "x", "datatype": "FP32", "shape": [2], "data": [0.0, 1.0]}
     asked = {"outputs": [{"name": name} for name in outputs]} if outputs else {}
     body = {"inputs": [tensor], "parameters": {"signature_name": signature}, **asked}
@@ -73,7 +73,7 @@ def ask_v2(rest: Rest, signature: str, *outputs: str, model: str = "kinds") -> t
 
 
 def ask(channel: grpc.Channel, signature: str, *outputs: str) -> dict[str, tensor_pb2.TensorProto]:
-    """Returns the outputs of Predict."""
+    """Return the outputs of Predict."""
     request = predict_request("kinds", [0.0, 1.0])
     request.model_spec.signature_name = signature
     request.output_filter.extend(outputs)
@@ -159,7 +159,7 @@ def test_a_signature_that_cannot_be_called(rest: Rest, channel: grpc.Channel) ->
 
 
 def index(rest: Rest) -> dict[str, tuple[str, str]]:
-    """Returns the state of each model in RepositoryIndex, and its reason."""
+    """Return the state of each model in RepositoryIndex, and its reason."""
     _, rows = rest.post("/v2/repository/index", {})
     return {row["name"]: (row["state"], row.get("reason", "")) for row in rows}
 

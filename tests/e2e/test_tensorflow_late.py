@@ -44,7 +44,7 @@ def channel(server: ServerProcess) -> Iterator[grpc.Channel]:
 
 
 def busy(server: ServerProcess) -> int:
-    """Returns how many instances of the model run a graph."""
+    """Return how many instances of the model run a graph."""
     with urllib.request.urlopen(f"http://{server.rest_address}/metrics") as page:
         (number,) = re.findall(r"^triglot_instances_busy\{[^}]*\} (\d+)", page.read().decode(), re.MULTILINE)
     return int(number)

@@ -45,7 +45,7 @@ def channel(empty_server: ServerProcess) -> Iterator[grpc.Channel]:
 
 
 def reload(channel: grpc.Channel, models: Path, *names: str) -> None:
-    """Serve these models alone. Raises `grpc.RpcError`."""
+    """Serve these models alone. Raise `grpc.RpcError`."""
     request = management_pb2.ReloadConfigRequest(config={"model_config_list": {}})
     for name in names:
         request.config.model_config_list.config.add(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(name="ray_nodes", scope="session")
 def all_nodes() -> Iterator[Nodes]:
-    """Yields a cluster of two nodes beside its head, and keeps the driver of this process, which starts slowly."""
+    """Yield a cluster of two nodes beside its head, and keeps the driver of this process, which starts slowly."""
     from bench.raynodes import cluster  # noqa: PLC0415 - other runs need neither bench nor Ray.
 
     from triglot.executors.ray.cluster import Cluster  # noqa: PLC0415

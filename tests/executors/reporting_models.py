@@ -99,7 +99,7 @@ RAY: list[str] = []
 
 
 def load(file: Path, config: ModelConfig = NO_CONFIG, policy: RestartPolicy = QUICK) -> RemoteModel:
-    """The model of this file in its processes. Raises `ModelLoadError`."""
+    """The model of this file in its processes. Raise `ModelLoadError`."""
     if RAY:
         # They leave files where the test looks for them.
         options = {
@@ -175,7 +175,7 @@ class Kept:
         self._models: dict[tuple[str, str], RemoteModel] = {}
 
     def load(self, folder: Path, infer: str, more: str) -> RemoteModel:
-        """Returns the model, whose folder is the test's from now on."""
+        """Return the model, whose folder is the test's from now on."""
         self._link.unlink(missing_ok=True)
         self._link.symlink_to(folder)
         write_reporting(folder, infer, more)

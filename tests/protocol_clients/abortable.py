@@ -265,11 +265,11 @@ class HttpClient(Client):
 
     @abstractmethod
     def body(self, request: Request) -> Any:
-        """Returns the request's JSON body."""
+        """Return the request's JSON body."""
 
     @abstractmethod
     def text(self, answer: Any) -> str:
-        """Returns the text in a response."""
+        """Return the text in a response."""
 
     async def read(self, response: aiohttp.ClientResponse, attempt: Attempt) -> str:
         """Read the response's body; returns the outcome of a request with status 200."""

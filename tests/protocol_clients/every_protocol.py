@@ -183,7 +183,7 @@ async def grps_rest(server: Live, value: float) -> Told:
 
 
 def _last(documents: str) -> str:
-    """Returns the last of a stream's JSON documents, each of which ends with "}" on a line of its own."""
+    """Return the last of a stream's JSON documents, each of which ends with "}" on a line of its own."""
     return "{" + documents.rstrip().rpartition("\n}\n{")[2].removeprefix("{")
 
 
@@ -215,7 +215,7 @@ DOORS = UNARY | STREAMS
 
 
 async def looks(server: Live) -> None:
-    """Call health and metadata over every interface. Raises an error for any response that is not successful."""
+    """Call health and metadata over every interface. Raise an error for any response that is not successful."""
     root = server.url.removesuffix("/v2")
     paths = ("/v2/health/live", "/v2/health/ready", f"/v2/models/{MODEL}", f"/v1/models/{MODEL}", "/metrics")
     for path in paths:

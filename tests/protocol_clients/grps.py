@@ -17,7 +17,7 @@ PREDICT_PATH = "/grps/v1/infer/predict"
 
 
 def tensors(*listed: GenericTensor, model: str = "") -> GrpsMessage:
-    """Returns a message with these tensors as its `gtensors`."""
+    """Return a message with these tensors as its `gtensors`."""
     return GrpsMessage(model=model, gtensors=GenericTensorData(tensors=listed))
 
 
@@ -30,14 +30,14 @@ def predict(channel: grpc.Channel, request: GrpsMessage) -> GrpsMessage:
 
 
 def predicted(channel: grpc.Channel, request: GrpsMessage) -> GrpsMessage:
-    """Call Predict; returns the response. Raises `AssertionError` when it reports a failure."""
+    """Call Predict; returns the response. Raise `AssertionError` when it reports a failure."""
     answer = predict(channel, request)
     assert (answer.status.code, answer.status.status) == (200, Status.SUCCESS), answer
     return answer
 
 
 def failure(channel: grpc.Channel, request: GrpsMessage) -> str:
-    """Call Predict; returns the failure's text. Raises `AssertionError` unless the response is only a failure."""
+    """Call Predict; returns the failure's text. Raise `AssertionError` unless the response is only a failure."""
     answer = predict(channel, request)
     status = answer.status
     assert (status.code, status.status) == (500, Status.FAILURE), answer
@@ -58,7 +58,7 @@ def predict_streaming(channel: grpc.Channel, request: GrpsMessage) -> list[GrpsM
 def post(address: str, body: object, query: str = "", path: str = PREDICT_PATH) -> tuple[int, Any]:
     """Send a POST request with a JSON body, or with bytes as they are.
 
-    Returns the response's status, and its decoded JSON; its bytes if it has another content type.
+    Return the response's status, and its decoded JSON; its bytes if it has another content type.
     """
     encoded = isinstance(body, bytes)
     content_type = "application/octet-stream" if encoded else "application/json"

@@ -20,7 +20,7 @@ def server_ready(channel: grpc.Channel) -> bool:
 
 
 def infer_request(model: str, value: int = 7, shape: Sequence[int] = (1,)) -> pb.ModelInferRequest:
-    """Returns a request with the INT32 element `value` as input `x`; `shape` is what the request declares."""
+    """Return a request with the INT32 element `value` as input `x`; `shape` is what the request declares."""
     return pb.ModelInferRequest(
         model_name=model,
         inputs=[pb.ModelInferRequest.InferInputTensor(name="x", datatype="INT32", shape=shape)],
@@ -35,5 +35,5 @@ def infer(channel: grpc.Channel, model: str, value: int = 7, shape: Sequence[int
 
 
 def answer_value(response: pb.ModelInferResponse) -> int:
-    """Returns the INT32 element of the response's first output."""
+    """Return the INT32 element of the response's first output."""
     return int.from_bytes(response.raw_output_contents[0], "little", signed=True)

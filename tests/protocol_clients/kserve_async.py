@@ -69,7 +69,7 @@ class GrpcClient:
         self.channel = channel
 
     def stub(self, rpc: str) -> Any:
-        """Returns the callable of a unary RPC with serialized messages."""
+        """Return the callable of a unary RPC with serialized messages."""
         return self.channel.unary_unary(rpc if "/" in rpc else SERVICE + rpc)
 
     async def call(self, rpc: str, request: bytes) -> tuple[Code, str, bytes]:
@@ -150,7 +150,7 @@ class RestClient:
 
 
 def rest_body(request: Infer) -> tuple[bytes, int]:
-    """Returns the body, with all tensors in binary form, and the length of its JSON part in bytes."""
+    """Return the body, with all tensors in binary form, and the length of its JSON part in bytes."""
     body = {
         "id": request.id,
         "parameters": {"binary_data_output": True, **request.parameters},

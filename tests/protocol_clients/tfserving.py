@@ -17,7 +17,7 @@ RELOAD = "/tensorflow.serving.ModelService/HandleReloadConfigRequest"
 
 
 def predict_request(model: str, values: Sequence[float] = (), label: str = "") -> predict_pb2.PredictRequest:
-    """Returns a request with the float input `x`, of shape [values]; `label` is the version label, if any."""
+    """Return a request with the float input `x`, of shape [values]; `label` is the version label, if any."""
     request = predict_pb2.PredictRequest(model_spec={"name": model, "version_label": label})
     if not label:
         request.model_spec.ClearField("version_label")
@@ -28,7 +28,7 @@ def predict_request(model: str, values: Sequence[float] = (), label: str = "") -
 
 
 def predict(channel: grpc.Channel, request: predict_pb2.PredictRequest) -> predict_pb2.PredictResponse:
-    """Call Predict. Raises `grpc.RpcError`."""
+    """Call Predict. Raise `grpc.RpcError`."""
     response: predict_pb2.PredictResponse = rpc(channel, PREDICT, predict_pb2.PredictResponse)(
         request, timeout=SECONDS, wait_for_ready=True
     )
@@ -45,7 +45,7 @@ class Status(NamedTuple):
 
 
 def statuses(channel: grpc.Channel, model: str) -> list[Status]:
-    """Call GetModelStatus; returns the status of each version of a model. Raises `grpc.RpcError`."""
+    """Call GetModelStatus; returns the status of each version of a model. Raise `grpc.RpcError`."""
     call = rpc(channel, GET_MODEL_STATUS, management_pb2.GetModelStatusResponse)
     response = call(management_pb2.GetModelStatusRequest(model_spec={"name": model}), timeout=SECONDS)
     state_name, code_name = management_pb2.ModelVersionStatus.State.Name, error_codes_pb2.Code.Name
@@ -56,7 +56,7 @@ def statuses(channel: grpc.Channel, model: str) -> list[Status]:
 
 
 def failure(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
-    """Returns the status code and text with which a call fails. Raises `AssertionError` when it succeeds."""
+    """Return the status code and text with which a call fails. Raise `AssertionError` when it succeeds."""
     try:
         answer = call()
     except grpc.RpcError as error:

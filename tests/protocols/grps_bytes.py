@@ -36,7 +36,7 @@ def elements_of(tensor: pb.GenericTensor) -> Array:
 
 
 def expected(data: bytes) -> Message:
-    """The message that protobuf's class reads from `data`. Raises `DecodeError`."""
+    """The message that protobuf's class reads from `data`. Raise `DecodeError`."""
     read = pb.GrpsMessage.FromString(data)
     value: Data = None
     member = read.WhichOneof("data_oneof")

@@ -261,7 +261,7 @@ async def test_on_the_wire_each_event_is_a_chunk_and_nothing_follows_the_last() 
 
 
 class Paced(Model):
-    """Yields when the test lets it."""
+    """Yield when the test lets it."""
 
     inputs, outputs = Plain.inputs, Plain.outputs
 

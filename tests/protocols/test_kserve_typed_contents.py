@@ -110,7 +110,7 @@ def test_in_a_stream() -> None:
 
 
 class Counting(Model):
-    """Yields 0, 1 and so on."""
+    """Yield 0, 1 and so on."""
 
     inputs, outputs = [TensorSpec("x", "FP32", [-1])], [TensorSpec("y", "FP32", [-1])]
 

@@ -80,7 +80,7 @@ class Clients:
         await until(lambda: any(map(asyncio.Task.done, self._tasks)) or all(version in seen for seen in self.seen))
 
     async def stop(self) -> None:
-        """Raises what a client came upon."""
+        """Raise what a client came upon."""
         self._stop = True
         await asyncio.gather(*self._tasks)
 

@@ -53,7 +53,7 @@ class Scripted(Model):
 
 
 class Counting(Model):
-    """Yields numbers without end, and says how many it has made and whether it was closed."""
+    """Yield numbers without end, and says how many it has made and whether it was closed."""
 
     inputs = Scripted.inputs
     outputs = Scripted.outputs

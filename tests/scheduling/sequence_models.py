@@ -125,7 +125,7 @@ class Driver:
         return self._timers[-1]
 
     def send(self, value: float, sequence_id: int | str, **flags: Any) -> FutureWork:
-        """Put a request. Raises as `Schedule.put`."""
+        """Put a request. Raise as `Schedule.put`."""
         return self.put(value, sequence_call(sequence_id, **flags))
 
     def put(self, value: float, call: Call) -> FutureWork:
@@ -207,7 +207,7 @@ def started(batching: SequenceBatching, count: int, **said: Any) -> Driver:
 
 
 def value_of(execution: FutureWork) -> float:
-    """What was answered. Raises what it failed with."""
+    """What was answered. Raise what it failed with."""
     return float(execution.future.result()["y"].item())
 
 

@@ -77,13 +77,13 @@ class Loading:
         await self.get("/v2/health/live")
 
     async def get(self, path: str) -> str:
-        """Returns what the server answers over REST."""
+        """Return what the server answers over REST."""
         url = f"http://127.0.0.1:{self.server.rest_port}{path}"
         async with aiohttp.ClientSession() as session, session.get(url) as answer:
             return await answer.text()
 
     async def outcome(self) -> str:
-        """Returns what the audit log says of the load, once it has ended."""
+        """Return what the audit log says of the load, once it has ended."""
         await until(lambda: bool(self.audit.read_text()))
         [line] = map(json.loads, self.audit.read_text().splitlines())
         assert (line["model"], line["transport"]) == ("twice", self.entrypoint)

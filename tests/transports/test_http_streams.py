@@ -23,7 +23,7 @@ COUNT = 20
 
 
 class Steps(Model):
-    """Yields one number for each time that the test lets it go on; knows when it is closed."""
+    """Yield one number for each time that the test lets it go on; knows when it is closed."""
 
     inputs = [TensorSpec("x", "FP32", [-1])]
     outputs = [TensorSpec("y", "FP32", [-1])]
@@ -58,7 +58,7 @@ class Gated(Model):
 
 
 class Endless(Model):
-    """Yields without end, on the loop."""
+    """Yield without end, on the loop."""
 
     inputs, outputs = Steps.inputs, Steps.outputs
 

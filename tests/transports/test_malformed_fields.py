@@ -83,7 +83,7 @@ class Ask:
     async def __call__(
         self, verb: str, path: str, body: bytes, *given: tuple[str, str], authority: str = "localhost"
     ) -> tuple[int, Any]:
-        """Returns the status, and the JSON of the answer."""
+        """Return the status, and the JSON of the answer."""
         length = ("content-length", str(len(body)))
         if self.is_http2:
             async with client_of(self._here.server.grpc_port) as client:

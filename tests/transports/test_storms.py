@@ -34,7 +34,7 @@ class Healthy:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Raises what a call ended with, if one has failed."""
+        """Raise what a call ended with, if one has failed."""
         assert self._calls is not None
         self._ended.set()
         assert await asyncio.wait_for(self._calls, LONG) > 1

@@ -26,7 +26,7 @@ class Paused(asyncio.Protocol):
 
 
 async def pieces_of_a_slow_reader_and_after_close() -> list[dict[str, Any]]:
-    """Returns what the loop's handler of exceptions gets."""
+    """Return what the loop's handler of exceptions gets."""
     errors: list[dict[str, Any]] = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: errors.append(context))

@@ -54,7 +54,7 @@ class Callers:
             self.answers = Counter({int(pid): number for pid, number in said["answers"].items()})
 
     def stop(self) -> None:
-        """Have them end; their last word is heard. Raises `AssertionError` when they have failed."""
+        """Have them end; their last word is heard. Raise `AssertionError` when they have failed."""
         with self._process as process:  # Closes what leads to it, and waits for its end.
             assert process.stdin is not None
             process.stdin.close()

@@ -170,7 +170,7 @@ class AccessControl(Authorizer):
         return rules
 
     def _apply(self, rules: AccessRules) -> None:
-        """Apply the rules. Raises `ConfigError`, and then leaves everything unchanged."""
+        """Apply the rules. Raise `ConfigError`, and then leaves everything unchanged."""
         self._issuers.apply(rules.issuers, rules.anonymous)
         self._rules = rules
         anonymous = Holder("", rules.anonymous, rules.anonymous, self._limits_of("", rules.anonymous))

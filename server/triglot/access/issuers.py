@@ -142,7 +142,7 @@ class Issuers:
     # --- what changes ---
 
     def apply(self, rules: tuple[IssuerRule, ...], anonymous: Grant) -> None:
-        """Apply the rules of a changed access file. Raises `ConfigError`, and then leaves everything unchanged."""
+        """Apply the rules of a changed access file. Raise `ConfigError`, and then leaves everything unchanged."""
         if rules:
             _check_installed()
         sources = {_source_of(rule): self._sources.get(_source_of(rule)) or _make_source(rule) for rule in rules}
@@ -222,7 +222,7 @@ def _object(part: str) -> dict[str, Any]:
 
 
 def _bytes(part: str) -> bytes:
-    """Decode base64url. Raises `Unauthenticated` for anything but the canonical form (RFC 7515 2)."""
+    """Decode base64url. Raise `Unauthenticated` for anything but the canonical form (RFC 7515 2)."""
     try:
         value = urlsafe_b64decode(part + "=" * (-len(part) % 4))
     except binascii.Error:

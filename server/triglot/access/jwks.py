@@ -55,7 +55,7 @@ class Key:
     algorithm: str
     material: tuple[str, ...]
     verify: Callable[[bytes, bytes], bool] = field(compare=False, repr=False)
-    """Returns whether its second argument is the signature of the first."""
+    """Return whether its second argument is the signature of the first."""
 
 
 def read_keys(content: bytes) -> tuple[Key, ...]:

@@ -103,7 +103,7 @@ class KServeModel(ForeignModel):
             )
 
     async def answer(self, inputs: Inputs, call: Call) -> Any:
-        """See `ForeignModel`. Raises `Internal` for anything but a response."""
+        """See `ForeignModel`. Raise `Internal` for anything but a response."""
         kserve = self._kserve
         tensors = [
             kserve.InferInput(
@@ -163,7 +163,7 @@ class KServeDictModel(KServeModel):
         }
 
     async def answer(self, inputs: Inputs, call: Call) -> Answer:
-        """See `ForeignModel`. Raises `InvalidArgument` for invalid JSON, `Internal` without predictions."""
+        """See `ForeignModel`. Raise `InvalidArgument` for invalid JSON, `Internal` without predictions."""
         try:
             instances = [json.loads(one) for one in inputs["instances"].ravel().tolist()]
             more = json.loads(inputs["parameters"].item())

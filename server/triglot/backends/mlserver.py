@@ -135,7 +135,7 @@ class MLServerModel(ForeignModel):
             )
 
     async def answer(self, inputs: Inputs, call: Call) -> Answer:
-        """See `ForeignModel`. Raises `Internal` for anything but a response."""
+        """See `ForeignModel`. Raise `Internal` for anything but a response."""
         return self._answer(await self._served.predict(self._request(inputs, call)))
 
     def _request(self, inputs: Inputs, call: Call) -> Any:

@@ -169,7 +169,7 @@ class ModelModules(ModuleFinder):
         fromlist: Sequence[str] | None = (),
         level: int = 0,
     ) -> ModuleType:
-        """The `__import__` of the model's modules, with the signature of `builtins.__import__`."""
+        """Do as the `__import__` of the model's modules, with the signature of `builtins.__import__`."""
         # C code such as pickle imports for its caller, too: it passes a list, and then looks up the plain name.
         if level or name not in self or isinstance(fromlist, list):
             return builtins.__import__(name, globals, locals, fromlist or (), level)
@@ -255,7 +255,7 @@ class PlainNames(MetaPathFinder, Loader):
         return _RunningModels(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """See `Loader`. Raises the exceptions of the model's own module."""
+        """See `Loader`. Raise the exceptions of the model's own module."""
         module.__dir__()
 
 

@@ -89,7 +89,7 @@ class BoosterModel(Model):
         self.outputs = [TensorSpec("predict", "FP32", [-1, *self._predict(row).shape[1:]])]
 
     def infer(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Predicts. Raises `InvalidArgument` for values that XGBoost rejects, with its text (tfs 7.3)."""
+        """Predicts. Raise `InvalidArgument` for values that XGBoost rejects, with its text (tfs 7.3)."""
         try:
             table = inputs[INPUT] if INPUT in inputs else self._layout.table(inputs)
         except (TypeError, ValueError) as error:

@@ -258,7 +258,7 @@ def load(project: GrpsProject) -> None:
 
 @contextmanager
 def surroundings(settings: ProjectSettings, log_root: Path, telemetry: Telemetry, worker: int) -> Iterator[None]:
-    """The environment of a project: its folder as the current one, its log files, and GPU metrics.
+    """Provide the environment of a project: its folder as the current one, its log files, and GPU metrics.
 
     `log_dir` is relative to `log_root`. Raise `ModelLoadError` if the logs cannot be written.
     """

@@ -90,7 +90,7 @@ def _pair(text: str, what: str) -> tuple[str, str]:
 
 
 class _Call:
-    """A call of one model. Raises `CallError` if the model does not exist."""
+    """A call of one model. Raise `CallError` if the model does not exist."""
 
     def __init__(self, client: Client, model: str, version: str) -> None:
         self._client = client

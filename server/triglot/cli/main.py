@@ -72,7 +72,7 @@ def command_line(command: str = "") -> argparse.ArgumentParser:
 
 
 def _module(command: str) -> Any:
-    """Returns a command's module. Raises `MissingPart` if it is for a part that is not there."""
+    """Return a command's module. Raise `MissingPart` if it is for a part that is not there."""
     try:
         return importlib.import_module(COMMANDS[command])
     except ModuleNotFoundError as error:

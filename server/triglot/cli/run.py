@@ -83,7 +83,7 @@ class Start:
         prepare: Called first.
         test: Called instead of serving; returns whether it passed.
         fails: Called with the reason when the server cannot start.
-        opened: Returns lines to log when the ports, of gRPC and of REST, are open.
+        opened: Return lines to log when the ports, of gRPC and of REST, are open.
         report: Called with summaries and errors after the load, instead of opening ports; then models are
             unloaded.
         telemetry, about: See `Server`.

@@ -77,7 +77,7 @@ def _items(text: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """All options. Raises `ConfigError` for invalid values, and for options that contradict each other."""
+    """All options. Raise `ConfigError` for invalid values, and for options that contradict each other."""
 
     host: str = option(NETWORK, "127.0.0.1", "address to listen on; 0.0.0.0 for every interface", value="ADDRESS")
     grpc_port: int = option(
@@ -673,7 +673,7 @@ class Config:
 
     @property
     def traces(self) -> TraceConfig:
-        """The trace options combined. Raises `ValueError`."""
+        """The trace options combined. Raise `ValueError`."""
         own = TraceConfig(
             level=levels_of(self.trace_level),
             rate=self.trace_rate,
@@ -711,7 +711,7 @@ class Config:
 
     @property
     def endpoint_models(self) -> dict[str, str]:
-        """The models in `vertex_endpoints` by endpoint, each NAME or NAME/VERSION. Raises `ConfigError`."""
+        """The models in `vertex_endpoints` by endpoint, each NAME or NAME/VERSION. Raise `ConfigError`."""
         models: dict[str, str] = {}
         for item in _items(self.vertex_endpoints):
             endpoint, _, model = (part.strip() for part in item.partition("="))

@@ -28,7 +28,7 @@ State = tuple[str, Sequence[int], Sequence[int]]
 class WatchedFile:
     """The file at `path`, with its `content`, or as `known` to another process.
 
-    Raises `ConfigError` if it cannot be read.
+    Raise `ConfigError` if it cannot be read.
     """
 
     def __init__(self, path: Path, known: State | None = None) -> None:
@@ -50,7 +50,7 @@ class WatchedFile:
     def replaced(self) -> bool:
         """Read the file if it was replaced; returns whether it was.
 
-        Raises `ConfigError`, also for a change in place.
+        Raise `ConfigError`, also for a change in place.
         """
         try:
             now = self._path.stat()

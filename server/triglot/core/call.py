@@ -84,7 +84,7 @@ Reach = Callable[["Call", Any], Any]
 
 
 def no_models(_: Call, __: object) -> Any:
-    """The `Reach` of a call that no server has admitted. Raise `RuntimeError`."""
+    """Raise `RuntimeError`: the `Reach` of a call that no server has admitted."""
     raise RuntimeError("cannot call other models: this call does not run in a server")
 
 

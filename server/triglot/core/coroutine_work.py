@@ -25,7 +25,7 @@ class _TaskWork(Running):
 
     @abstractmethod
     async def _answer(self, sink: Sink) -> None:
-        """Send the responses. Raises `Exception`s, which end the work."""
+        """Send the responses. Raise `Exception`s, which end the work."""
 
     async def _run(self, sink: Sink, name: str) -> None:
         error: ServingError | None = None
@@ -98,7 +98,7 @@ class IteratedRequests:
         return self
 
     async def __anext__(self) -> Any:
-        """Returns the next request. Raises `ServingError`."""
+        """Return the next request. Raise `ServingError`."""
         while (request := self._requests.take()) is None:
             if self._requests.ended:
                 raise StopAsyncIteration

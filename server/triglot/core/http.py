@@ -51,7 +51,7 @@ class HttpResponse:
 
 
 def error_of(status: int, body: bytes) -> ServingError:
-    """Returns the error that a model's own HTTP response means: its text is FastAPI's `detail`, or the body."""
+    """Return the error that a model's own HTTP response means: its text is FastAPI's `detail`, or the body."""
     try:
         text = json.loads(body)["detail"]
     except (ValueError, TypeError, KeyError, RecursionError):

@@ -23,7 +23,7 @@ GRPC, REST = "gRPC", "REST"
 Fields = Sequence[tuple[str, str]]
 """Header fields with names in lower case, repeated ones included."""
 Names = Callable[[], Sequence[str]]
-"""Returns the names in the client's certificate, none without one."""
+"""Return the names in the client's certificate, none without one."""
 End = Callable[[], object]
 Value = TypeVar("Value")
 

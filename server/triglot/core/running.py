@@ -32,7 +32,7 @@ class Sink(ABC):
     def send(self, response: Any, /) -> bool:
         """Take one response: an `InferenceResponse`, or what a model that takes a protocol's messages returned.
 
-        Returns False if the next one has to wait until `Running.resume` is called.
+        Return False if the next one has to wait until `Running.resume` is called.
         """
 
     @abstractmethod
@@ -81,7 +81,7 @@ class Requests(ABC):
 
     @abstractmethod
     def take(self) -> Any:
-        """Returns the next request, or None if none has arrived. Raises `ServingError`."""
+        """Return the next request, or None if none has arrived. Raise `ServingError`."""
 
 
 class Conversation(Running):
@@ -119,7 +119,7 @@ class RunningCall(Cancellable, Protocol):
     """A call of a transport, with the methods of `asyncio.Task` that its owner needs."""
 
     def cancelling(self) -> int:
-        """Returns the number of pending cancellations, as `asyncio.Task.cancelling` does."""
+        """Return the number of pending cancellations, as `asyncio.Task.cancelling` does."""
 
     def done(self) -> bool:
         """Whether it has ended."""
@@ -178,7 +178,7 @@ class Responses(Sink):
         return self
 
     async def __anext__(self) -> Any:
-        """Returns the next response. Raises the `ServingError` that ended the work.
+        """Return the next response. Raise the `ServingError` that ended the work.
 
         If this is cancelled, the work is cancelled, too, and its code on the loop awaited.
         """
@@ -202,7 +202,7 @@ class Responses(Sink):
             del error  # Its traceback refers to this frame.
 
     async def only(self) -> Any:
-        """Returns the response of work that sends one. Raises as iterating does."""
+        """Return the response of work that sends one. Raise as iterating does."""
         response = await anext(self)
         await self.aclose()
         return response

@@ -25,7 +25,7 @@ class TensorSpec:
     the first dim is the batch and must be -1. A request may omit an `optional` input; `infer` then does not get
     it.
 
-    Raises `ValueError` for a name that is not Unicode text, an unknown datatype or a dim below -1.
+    Raise `ValueError` for a name that is not Unicode text, an unknown datatype or a dim below -1.
     """
 
     name: str

@@ -73,11 +73,11 @@ class Control:
         await self.actions[name](arguments)
 
     async def reports(self, name: str, arguments: Arguments) -> Reports:
-        """Returns the reports of all workers, this one included."""
+        """Return the reports of all workers, this one included."""
         return Reports([(self.number, await self.report_of[name](arguments))])
 
     async def loaded(self) -> None:
-        """Called after the models are loaded and before the ports open: catch up with other workers' actions."""
+        """Catch up with other workers' actions. Called after the models are loaded and before the ports open."""
 
     async def closing(self) -> None:
-        """Called once no call runs any longer and the models are still loaded: send the last report."""
+        """Send the last report. Called once no call runs any longer and the models are still loaded."""

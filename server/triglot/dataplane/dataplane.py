@@ -57,9 +57,9 @@ log = logging.getLogger(__name__)
 
 
 def admit(servable: Servable, request: InferenceRequest, call: Call) -> Signature:
-    """Returns the signature that the request names, and sets the call's fields that the model may read.
+    """Return the signature that the request names, and sets the call's fields that the model may read.
 
-    Raises `InvalidRequest` for a signature or requested outputs that do not exist.
+    Raise `InvalidRequest` for a signature or requested outputs that do not exist.
     """
     name = request.signature_name or servable.default_signature
     signature = servable.signatures.get(name)
@@ -82,12 +82,12 @@ def admit(servable: Servable, request: InferenceRequest, call: Call) -> Signatur
 
 
 def takes_long(request: InferenceRequest) -> bool:
-    """Returns whether the inputs have too many bytes to bind BYTES elements, one by one, on the event loop."""
+    """Return whether the inputs have too many bytes to bind BYTES elements, one by one, on the event loop."""
     return sum([len(one.data) for one in request.inputs]) > LONG_BYTES
 
 
 async def bind(signature: Signature, request: InferenceRequest) -> dict[str, Array]:
-    """Returns the bound inputs; raises as `bind_inputs`. Large BYTES inputs are bound on a thread."""
+    """Return the bound inputs; raises as `bind_inputs`. Large BYTES inputs are bound on a thread."""
     if signature.takes_bytes and takes_long(request):
         return await asyncio.to_thread(bind_inputs, signature, request)
     return bind_inputs(signature, request)
@@ -96,9 +96,9 @@ async def bind(signature: Signature, request: InferenceRequest) -> dict[str, Arr
 def response_of(
     servable: Servable, signature: Signature, request: InferenceRequest, answer: object
 ) -> InferenceResponse:
-    """Returns the checked response for what the model returned.
+    """Return the checked response for what the model returned.
 
-    Raises `Internal` as `bind_outputs` and `check_parameters`, and logs it.
+    Raise `Internal` as `bind_outputs` and `check_parameters`, and logs it.
     """
     try:
         lenient = request.lenient_shapes or servable.any_output_shapes
@@ -121,7 +121,7 @@ class CheckedResponses(Receiver):
     __slots__ = ()
 
     def respond(self, work: Work, answer: Any) -> bool:
-        """See `Receiver`. Raises as `response_of`."""
+        """See `Receiver`. Raise as `response_of`."""
         if (times := work.times) is not None:
             response = times.convert(partial(_checked, work), answer)
         else:
@@ -195,7 +195,7 @@ def _servable(work: Work) -> Servable:
 
 
 def _checked(work: Work, answer: Any) -> Any:
-    """Returns the response for what the model returned; an answer to a protocol's message is one already."""
+    """Return the response for what the model returned; an answer to a protocol's message is one already."""
     if work.request is None:
         return answer
     return response_of(_servable(work), work.signature, work.request, answer)
@@ -253,9 +253,9 @@ class DataPlane:
         self.control.register_action(RELOAD, self._reload)
 
     def servable(self, permission: Permission, name: str, version: str = "", label: str = "") -> Servable:
-        """Returns the version for a name, and a version or label; a `with` block on it holds a lease.
+        """Return the version for a name, and a version or label; a `with` block on it holds a lease.
 
-        Raises `ModelNotFound`, `InvalidArgument` for a bad version or an unknown label, and `Unavailable`.
+        Raise `ModelNotFound`, `InvalidArgument` for a bad version or an unknown label, and `Unavailable`.
         """
         if not permission.covers_all:
             permission.check_model(name)
@@ -265,7 +265,7 @@ class DataPlane:
             raise self._with_reason(error, permission, name, version) from None
 
     def servable_of(self, permission: Permission, request: InferenceRequest) -> Servable:
-        """Returns the version for a request; if it continues a sequence, the version that holds its state."""
+        """Return the version for a request; if it continues a sequence, the version that holds its state."""
         if not permission.covers_all:
             permission.check_model(request.model_name)
         if request.parameters and (holder := self._sequences.find(request)) is not None:
@@ -283,7 +283,7 @@ class DataPlane:
         return type(error)(f"{error.message}: {why}") if why else error
 
     def load_error(self, permission: Permission, name: str, version: str = "") -> str:
-        """Returns why the version, or the model, could not be loaded; "" if it was not tried.
+        """Return why the version, or the model, could not be loaded; "" if it was not tried.
 
         With access control "", too: then RepositoryIndex and GetModelStatus, which have permissions of their own,
         give the reason.
@@ -296,9 +296,9 @@ class DataPlane:
         return "" if broken is None else broken.message
 
     async def infer(self, request: InferenceRequest, call: Call) -> InferenceResponse:
-        """Returns the response to one request.
+        """Return the response to one request.
 
-        Raises `ServingError`: unknown model, invalid request, full queue, an error of the model; and
+        Raise `ServingError`: unknown model, invalid request, full queue, an error of the model; and
         `Decoupled` when the model returns a stream.
         """
         call.model_name = request.model_name
@@ -313,13 +313,13 @@ class DataPlane:
         return response
 
     def infer_stream(self, request: InferenceRequest, call: Call) -> Responses:
-        """Returns the responses of the model, to be closed. Raises as `infer`, and so do they."""
+        """Return the responses of the model, to be closed. Raise as `infer`, and so do they."""
         call.model_name = request.model_name
         servable = self.servable_of(call.permission, request)
         return Responses(partial(self.start, servable, request, call, streams=True))
 
     def infer_stream_on(self, servable: Servable, request: InferenceRequest | None, call: Call) -> Responses:
-        """Returns the responses of the model, for a version on which the caller holds a lease; to be closed.
+        """Return the responses of the model, for a version on which the caller holds a lease; to be closed.
 
         They raise as `infer`. A model that is not decoupled gives one. `request`: see `start`.
         """
@@ -438,7 +438,7 @@ class DataPlane:
     async def _bound(
         self, servable: Servable, signature: Signature, request: InferenceRequest, call: Call
     ) -> dict[str, Array]:
-        """Returns the bound inputs, and registers a request that starts a sequence."""
+        """Return the bound inputs, and registers a request that starts a sequence."""
         if servable.sequences is None:
             return await bind(signature, request)
         # Requests of one sequence must not overtake each other on threads.
@@ -465,9 +465,9 @@ class DataPlane:
             call.limit(self._default_timeout, self._default_source)
 
     def metadata(self, permission: Permission, name: str, version: str = "") -> ModelMetadata:
-        """Returns the model's metadata.
+        """Return the model's metadata.
 
-        Raises `ModelNotFound`, `InvalidArgument` for a bad version and `Unavailable` for one that is not ready.
+        Raise `ModelNotFound`, `InvalidArgument` for a bad version and `Unavailable` for one that is not ready.
         """
         servable = self.servable(permission, name, version)
         numbers = [servable.version] if version else self._registry.ready_versions(name)
@@ -484,25 +484,25 @@ class DataPlane:
         )
 
     def serving(self, permission: Permission) -> list[ModelMetadata]:
-        """Returns the metadata of all ready models."""
+        """Return the metadata of all ready models."""
         names = self.model_names(permission)
         return [self.metadata(permission, name) for name in names if self.model_ready(permission, name)]
 
     def loaded_from(self, permission: Permission, name: str, version: str = "") -> Loaded:
-        """Returns the source and configuration of a loaded version. Raises as `servable`."""
+        """Return the source and configuration of a loaded version. Raise as `servable`."""
         return self._manager.loaded(self.servable(permission, name, version))
 
     def knows(self, permission: Permission, name: str) -> bool:
-        """Returns whether the model is to be served, ready or not; False for clients that may not use it."""
+        """Return whether the model is to be served, ready or not; False for clients that may not use it."""
         return permission.covers(name) and self._registry.knows(name)
 
     def first_version(self, permission: Permission, name: str) -> str:
-        """Returns the first version listed in the model's configuration; "" where it lists none."""
+        """Return the first version listed in the model's configuration; "" where it lists none."""
         permission.check_model(name)
         return self._manager.first_version(name)
 
     def model_names(self, permission: Permission) -> list[str]:
-        """Returns the names of all models that are to be served, ready or not; no unloaded ones."""
+        """Return the names of all models that are to be served, ready or not; no unloaded ones."""
         return list(filter(permission.covers, self._registry.served()))
 
     def known_names(self, permission: Permission) -> list[str]:
@@ -510,35 +510,35 @@ class DataPlane:
         return list(filter(permission.covers, self._registry.names()))
 
     def versions(self, permission: Permission) -> list[Version]:
-        """Returns every version that is to be served or still exists, those of unloaded models included."""
+        """Return every version that is to be served or still exists, those of unloaded models included."""
         return [version for version in self._registry.versions() if permission.covers(version.files.name)]
 
     def labelled(self, permission: Permission, name: str, label: str) -> int:
-        """Returns the version that a label names, available or not. Raises `UnknownLabel`."""
+        """Return the version that a label names, available or not. Raise `UnknownLabel`."""
         permission.check_model(name)
         return self._registry.labelled(name, label)
 
     def labels_of(self, permission: Permission, name: str) -> dict[str, int]:
-        """Returns the labels of a model and their versions; {} for an unknown model."""
+        """Return the labels of a model and their versions; {} for an unknown model."""
         permission.check_model(name)
         return self._registry.labels_of(name)
 
     def statuses(self, permission: Permission, name: str) -> list[Version]:
-        """Returns every remembered version of a model, ended ones included, highest first.
+        """Return every remembered version of a model, ended ones included, highest first.
 
-        Raises `ModelNotFound`.
+        Raise `ModelNotFound`.
         """
         permission.check_model(name)
         return self._registry.statuses(name)
 
     def platforms(self, permission: Permission) -> dict[str, str]:
-        """Returns the configured platform of each model in the configuration."""
+        """Return the configured platform of each model in the configuration."""
         return permission.covered(self._manager.platforms())
 
     async def reload(self, permission: Permission, models: Sequence[ModelSettings]) -> None:
         """Serve exactly these models; needs permission for all models.
 
-        Raises `ServingError` as `Manager.check_folders` and `Manager.reload`.
+        Raise `ServingError` as `Manager.check_folders` and `Manager.reload`.
         """
         permission.check_all_models()
         await self._manager.check_folders(models)
@@ -554,7 +554,7 @@ class DataPlane:
         config: str | None = None,
         files: Mapping[str, bytes] | None = None,
     ) -> None:
-        """Load or reload a model. Raises `ServingError` as `Manager.load_model`.
+        """Load or reload a model. Raise `ServingError` as `Manager.load_model`.
 
         `files` is supported only by a server with one process. The permission must also cover the models of an
         ensemble that `config` defines.
@@ -569,9 +569,9 @@ class DataPlane:
         await self.control.act(LOAD_MODEL, {"name": name, "config": config, **sent})
 
     async def _load(self, arguments: Arguments) -> bool:
-        """Returns whether the model was served before.
+        """Return whether the model was served before.
 
-        Raises `Unavailable` if the server stops before it is loaded.
+        Raise `Unavailable` if the server stops before it is loaded.
         """
         known = arguments["name"] in self._registry.served()
         load = self._manager.load_model(arguments["name"], arguments["config"], arguments.get("files"))
@@ -588,7 +588,7 @@ class DataPlane:
             stopped.cancel()
 
     async def unload_model(self, permission: Permission, name: str, *, dependents: bool = False) -> None:
-        """Unload a model. Raises as `Manager.unload_model`."""
+        """Unload a model. Raise as `Manager.unload_model`."""
         permission.check_model(name)
         await self.control.act(UNLOAD_MODEL, {"name": name, "dependents": dependents})
 
@@ -596,7 +596,7 @@ class DataPlane:
         return self._manager.unload_model(arguments["name"], dependents=arguments["dependents"])
 
     def broken(self, permission: Permission) -> dict[str, ServingError]:
-        """Returns the errors of models that are to be served but have no version at all."""
+        """Return the errors of models that are to be served but have no version at all."""
         return permission.covered(self._manager.broken())
 
     async def never_loaded(self, permission: Permission) -> dict[str, str]:
@@ -604,7 +604,7 @@ class DataPlane:
         return permission.covered(await self._manager.never_loaded())
 
     def queue_depth(self) -> int:
-        """Returns the number of queued requests of all models."""
+        """Return the number of queued requests of all models."""
         return sum(
             version.servable.queue_depth for version in self._registry.versions() if version.servable is not None
         )
@@ -614,14 +614,14 @@ class DataPlane:
         return await asyncio.to_thread(work)
 
     def loaded(self) -> set[tuple[str, int]]:
-        """Returns the versions in memory: model name and version number."""
+        """Return the versions in memory: model name and version number."""
         servables = [version.servable for version in self._registry.versions()]
         return {(one.name, one.version) for one in servables if one is not None}
 
     def model_ready(self, permission: Permission, name: str, version: str = "") -> bool:
-        """Returns whether a request for the model would be run, and the server is not stopping.
+        """Return whether a request for the model would be run, and the server is not stopping.
 
-        Raises `ModelNotFound` or `InvalidArgument`.
+        Raise `ModelNotFound` or `InvalidArgument`.
         """
         permission.check_model(name)
         return self._registry.is_ready(name, version) and not self.stopping

@@ -50,7 +50,7 @@ LONG_TEXTS = 4096
 
 
 async def request_of(parent: Call, wanted: ModelCall) -> InferenceRequest:
-    """Returns the request of a model's call. Raises `InvalidArgument` for values that cannot be inputs."""
+    """Return the request of a model's call. Raise `InvalidArgument` for values that cannot be inputs."""
     if not isinstance(wanted.inputs, Mapping):
         raise InvalidArgument(f"inputs: expected a dict of arrays by name, got {type(wanted.inputs).__name__}")
     # Inputs must not change while the other model reads them, or while its response cache digests them.
@@ -82,7 +82,7 @@ def _array(name: object, value: Any, *, copied: bool) -> Array:
 
 
 def _tensor(name: str, array: Array) -> InputTensor:
-    """Returns the array as a flat tensor: a view, unless its memory layout is not that of a client's tensor."""
+    """Return the array as a flat tensor: a view, unless its memory layout is not that of a client's tensor."""
     try:
         datatype = datatype_of(array)
     except TypeError as error:
@@ -92,7 +92,7 @@ def _tensor(name: str, array: Array) -> InputTensor:
 
 
 def _texts(array: Array) -> Array:
-    """Returns the BYTES elements as `bytes` objects: the array itself if it holds only these."""
+    """Return the BYTES elements as `bytes` objects: the array itself if it holds only these."""
     if array.dtype.hasobject and all(type(item) is bytes for item in array.flat):
         return array
     return object_array(bytes_elements(array), array.shape)
@@ -132,7 +132,7 @@ class _Link:
         return self.calls.reach
 
     def chain(self) -> list[_Link]:
-        """Returns this link and all before it."""
+        """Return this link and all before it."""
         links, link = [], self.before
         links.append(self)
         while link is not None:
@@ -141,7 +141,7 @@ class _Link:
         return links
 
     def path(self, last: str) -> str:
-        """Returns the names of the models in the chain and `last`, for error messages."""
+        """Return the names of the models in the chain and `last`, for error messages."""
         # A warm-up has no name.
         return " -> ".join([*(link.caller[0] for link in reversed(self.chain()) if link.caller[0]), last])
 
@@ -167,11 +167,11 @@ class ModelCalls:
             )
 
     def reach(self, call: Call, wanted: ModelCall | ModelTask) -> Any:
-        """Implements `Call.infer` and `Call.infer_stream` for calls made by clients."""
+        """Implement `Call.infer` and `Call.infer_stream` for calls made by clients."""
         return self.run(call, wanted, None)
 
     def run(self, parent: Call, wanted: ModelCall | ModelTask, before: _Link | None) -> Any:
-        """Returns a task or an async iterator on the event loop; on other threads the result or an iterator."""
+        """Return a task or an async iterator on the event loop; on other threads the result or an iterator."""
         on_loop = threading.get_ident() == self._thread
         if isinstance(wanted, ModelTask):
             done = self._run_task(wanted)
@@ -218,7 +218,7 @@ class ModelCalls:
     # --- on the loop ---
 
     async def _run_task(self, task: ModelTask) -> bool:
-        """Run the task; returns whether the model is ready afterwards. Raises `ServingError` as for a client."""
+        """Run the task; returns whether the model is ready afterwards. Raise `ServingError` as for a client."""
         if task.action == "load":
             await self._dataplane.load_model(EVERYTHING, task.model, task.config)
         elif task.action == "unload":
@@ -263,7 +263,7 @@ class ModelCalls:
     def _count(self, parent: Call, path: str) -> list[int] | None:
         """Count one more call on behalf of a client's request; returns the count that these share.
 
-        Calls outside of any request (`Call.detached`, warm-ups) are not bounded. Raises `FailedPrecondition`.
+        Calls outside of any request (`Call.detached`, warm-ups) are not bounded. Raise `FailedPrecondition`.
         """
         if parent.inner_calls is None:
             if not any(member.counted for member in parent.members):
@@ -282,7 +282,7 @@ class ModelCalls:
     def _track_instances(self, link: _Link, servable: Servable) -> Iterator[None]:
         """Track calls that wait for an instance of a model while holding other instances of it.
 
-        Raises `FailedPrecondition` when the chain holds all instances of the model, and `QueueFull` when it
+        Raise `FailedPrecondition` when the chain holds all instances of the model, and `QueueFull` when it
         does together with other calls.
         """
         if link.depth > MAX_MODEL_CALLS:
@@ -334,7 +334,7 @@ async def _closed(answers: AsyncGenerator[Any, None]) -> None:
 def _cancel_with(parent: Call) -> Iterator[None]:
     """Cancel the current task, which must do nothing else, when the parent call is cancelled.
 
-    Raises `Cancelled` or `DeadlineExceeded` then.
+    Raise `Cancelled` or `DeadlineExceeded` then.
     """
     if parent.cancelled:
         raise _cancelled_error(parent)

@@ -97,7 +97,7 @@ class Owner(Protocol):
     """Owner of a batch, which calls it on the event loop."""
 
     def ended(self, batch: Batch) -> None:
-        """Called once when the batch has ended, before `deliver` is called for its members."""
+        """Note that the batch has ended. Called once, before `deliver` is called for its members."""
 
     def deliver(self, work: Work) -> None:
         """Deliver the outcome of one member."""
@@ -148,7 +148,7 @@ class Batch(Runnable):
         return all(member.call.cancelled for member in self._members)
 
     def run(self, function: Function, explain: Explain) -> None:
-        """Execute the members. On the instance's thread. Raises nothing."""
+        """Execute the members. On the instance's thread. Raise nothing."""
         if self._start():
             with RunningFor(member.call for member in self._running):
                 try:
@@ -255,7 +255,7 @@ class Batch(Runnable):
 def check_answers(answers: Any, count: int) -> Sequence[Any]:
     """Return the result of `infer_batch`, if it is a list with one item for each of `count` requests.
 
-    Raises, and logs, `Internal` for anything else.
+    Raise, and logs, `Internal` for anything else.
     """
     if isinstance(answers, Sequence) and len(answers) == count:
         return answers

@@ -19,7 +19,7 @@ MAX_BATCH_SIZE = 2**31 - 1
 def check_declarations(model: Model) -> None:
     """Check the attributes of a model's class, and warn of missing or ineffective ones.
 
-    Raises `ValueError` for invalid ones.
+    Raise `ValueError` for invalid ones.
     """
     for kind in () if model.signatures or model.any_tensors else ("inputs", "outputs"):
         if not getattr(model, kind):

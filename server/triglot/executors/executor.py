@@ -39,19 +39,19 @@ class Executor(Protocol):
         """Run `work` as soon as possible; `work.deliver` is called on the loop when it has ended.
 
         With `defer`, a caller that starts several works in a row has them begin together, when `defer` runs its
-        function. Raises `Unavailable` once closed.
+        function. Raise `Unavailable` once closed.
         """
 
     def discard(self, work: Any) -> bool:
         """Remove `work`, whose outcome is no longer needed, from the queue.
 
-        Returns False if it has started already; then it is cancelled if that is possible.
+        Return False if it has started already; then it is cancelled if that is possible.
         """
 
     async def add(self, count: int, begin: Callable[[Function], object]) -> Sequence[BaseException]:
         """Increase `capacity` by `count`. Each new thread calls `begin` with the model's function before any work.
 
-        Returns the errors that `begin` raised on threads that have therefore ended; the other threads remain, even
+        Return the errors that `begin` raised on threads that have therefore ended; the other threads remain, even
         if this coroutine is cancelled.
         """
 

@@ -48,7 +48,7 @@ class HostedModel(Model):
 
     @abstractmethod
     def start(self) -> None:
-        """Start all instances, and wait until they are loaded; before the first call. Raises `ModelLoadError`."""
+        """Start all instances, and wait until they are loaded; before the first call. Raise `ModelLoadError`."""
 
     @property
     @abstractmethod
@@ -85,5 +85,5 @@ class HostedModel(Model):
 
 
 def calls_per_instance(model: Model) -> int:
-    """Returns how many threads call each instance of a model with plain (not `async def`) code."""
+    """Return how many threads call each instance of a model with plain (not `async def`) code."""
     return model.calls_per_instance if isinstance(model, HostedModel) else 1

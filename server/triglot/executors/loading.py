@@ -54,7 +54,7 @@ class Loading:
         folder: Path | None = None,
         ray: RayOptions | None = None,
     ) -> RemoteModel:
-        """Return the model, with one process started. Blocks. Raises `ModelLoadError`.
+        """Return the model, with one process started. Blocks. Raise `ModelLoadError`.
 
         `name` identifies it in messages. `folder` contains all files of the model; None: `file` is its only one.
         `ray` are the options of its class; None: the class is not known before a process has loaded it.
@@ -111,7 +111,7 @@ class Loading:
 
 
 def _place_of(execution: str, file: Path) -> Callable[[Program], Place]:
-    """Return what makes the place of the model's processes. Raises `MissingDependency` without that part."""
+    """Return what makes the place of the model's processes. Raise `MissingDependency` without that part."""
     try:
         make: Callable[[Program], Place] = parts.load("executor", execution)
     except parts.MissingPart as error:
@@ -122,7 +122,7 @@ def _place_of(execution: str, file: Path) -> Callable[[Program], Place]:
 def _check_class(program: Program, declared: Mapping[str, Any], ray: RayOptions | None) -> None:
     """Check what the model's class declares about its instances.
 
-    `ray` are the class's options as far as they were known before it was loaded. Raises `ModelLoadError`.
+    `ray` are the class's options as far as they were known before it was loaded. Raise `ModelLoadError`.
     """
     error = ""
     if program.execution != "ray":

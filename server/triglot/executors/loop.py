@@ -19,7 +19,7 @@ class LoopWork(Protocol):
     """The task that runs it, from its start until it is delivered."""
 
     async def run_on_loop(self, function: Function, explain: Explain) -> None:
-        """Run the model, and keep its result or error. Raises only the cancellation of its task."""
+        """Run the model, and keep its result or error. Raise only the cancellation of its task."""
 
     def deliver(self) -> None:
         """Report the outcome. Called once it has ended or was cancelled, possibly before its first step."""
@@ -111,4 +111,4 @@ class LoopExecutor:
         """See `Executor`."""
 
     def join(self) -> None:
-        """See `Executor`. Returns at once; the servable's leases show when the last call has ended."""
+        """See `Executor`. Return at once; the servable's leases show when the last call has ended."""

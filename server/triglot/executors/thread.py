@@ -273,7 +273,7 @@ class ThreadExecutor:
     def start(self, work: Runnable, defer: Defer | None = None) -> None:
         """See `Executor`. `defer` delays waking the threads, once for all work that is started until it runs.
 
-        Raises `Unavailable` once closed.
+        Raise `Unavailable` once closed.
         """
         if self._closed:
             raise Unavailable("the model was unloaded")
@@ -396,7 +396,7 @@ async def run_on_every(
 ) -> None:
     """Run `hook` with the model once on each thread of the executors, on all threads at the same time.
 
-    Raises the first error, as mapped by `explain`. After an error, and when this coroutine is cancelled, the calls
+    Raise the first error, as mapped by `explain`. After an error, and when this coroutine is cancelled, the calls
     that still run are marked as cancelled.
     """
     together = threading.Barrier(sum(executor.capacity for executor in executors))

@@ -115,7 +115,7 @@ class Runnable(ABC):
 
     @abstractmethod
     def run(self, function: Function, explain: Explain) -> None:
-        """Run the model's `function`; `explain` maps its errors. On the instance's thread. Raises nothing."""
+        """Run the model's `function`; `explain` maps its errors. On the instance's thread. Raise nothing."""
 
     @abstractmethod
     def deliver(self) -> None:
@@ -165,7 +165,7 @@ class Receiver(ABC):
 
     @abstractmethod
     def respond(self, work: Work, answer: Any) -> bool:
-        """Take one of several answers of a model; returns what `Sink.send` returns. Raises `ServingError`."""
+        """Take one of several answers of a model; returns what `Sink.send` returns. Raise `ServingError`."""
 
     @abstractmethod
     def finish(self, work: Work, error: ServingError | None) -> None:
@@ -443,7 +443,7 @@ class Work(Running, Runnable):
     # --- on the event loop ---
 
     async def run_on_loop(self, function: Function, explain: Explain) -> None:
-        """Run the model in the current task; see `LoopWork`. Raises the caller's cancellation."""
+        """Run the model in the current task; see `LoopWork`. Raise the caller's cancellation."""
         call = self.call
         if call.expired:
             self.failure = call.overdue(BEFORE_START)

@@ -18,7 +18,7 @@ MAX_INSTANCES = 1000
 class VersionPolicy:
     """Selects the versions on disk to serve: all, the `latest` highest, or the `specific` ones (tfs 6.1).
 
-    Raises `ValueError` when `latest` is below 1, or when both are given.
+    Raise `ValueError` when `latest` is below 1, or when both are given.
     """
 
     latest: int | None = None

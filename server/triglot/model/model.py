@@ -178,11 +178,14 @@ class Model:
     separate thread, one call at a time; an exception means not ready."""
 
     def load(self, folder: Path) -> None:
-        """Called once, before the first `infer`, with the folder that holds the model's files."""
+        """Load the model; called once, before the first `infer`. `folder` holds the model's files."""
 
     def start_instance(self, call: Call) -> None:
-        """Called once on each thread that will call `infer`, before the version takes calls; for code on the event
-        loop, once on any thread. `call` can call other models. An exception makes the version fail to load."""
+        """Prepare a thread that will call `infer`; called once on each, before the version takes calls.
+
+        For code on the event loop, once on any thread. `call` can call other models. An exception makes the
+        version fail to load.
+        """
 
     def change_instances(self, config: ModelConfig) -> tuple[int, int] | None:
         """Apply a configuration that differs only in its instances, without a reload. Blocks.
@@ -192,14 +195,14 @@ class Model:
         return None
 
     def end_instance(self) -> bool:
-        """Called on a thread that calls `infer`, while instances are removed.
+        """Leave a thread that calls `infer`, while instances are removed.
 
         Return whether this thread is to end, and if so ends its instance.
         """
         return True
 
     def close(self) -> None:
-        """Called once, after the last `infer`."""
+        """Release what the model holds; called once, after the last `infer`."""
 
 
 def signatures_of(model: Model) -> dict[str, Signature]:

@@ -31,7 +31,7 @@ class RayOptions:
         min_instances, max_instances: With `instances` "auto", instances are added and removed between these.
         max_wait: The mean seconds in the queue above which an instance is added.
 
-    Raises `ValueError`, which names the field, for an invalid value.
+    Raise `ValueError`, which names the field, for an invalid value.
     """
 
     num_cpus: float = 1.0

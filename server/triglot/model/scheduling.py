@@ -27,7 +27,7 @@ class QueuePolicy:
         allow_timeout_override: Whether a request's own timeout applies if it is shorter.
         max_queue_size: Limit on queued requests; 0: only the limit of the model's queue.
 
-    Raises `ValueError`, which names the field, for an invalid value, as all classes of this module do.
+    Raise `ValueError`, which names the field, for an invalid value, as all classes of this module do.
     """
 
     timeout: float = 0.0
@@ -64,7 +64,7 @@ class DynamicBatching:
             6.5).
         signatures: Signatures whose requests are batched, others are executed one by one; empty: all.
 
-    Raises `ValueError`, which names the field, for an invalid value.
+    Raise `ValueError`, which names the field, for an invalid value.
     """
 
     preferred_sizes: Sequence[int] = ()

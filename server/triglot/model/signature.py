@@ -82,7 +82,7 @@ class Signature:
         may_lack: Inputs that a request may omit: those with defaults, and the optional ones, which then are
             absent.
 
-    Raises `ValueError` for anything but `TensorSpec`s, duplicate names, an unknown method, a default that does not
+    Raise `ValueError` for anything but `TensorSpec`s, duplicate names, an unknown method, a default that does not
     fit its input, an optional output, or a shape without the batch dim -1 in front when `max_batch_size` > 0.
     """
 

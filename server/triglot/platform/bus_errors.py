@@ -74,7 +74,7 @@ class Guarded:
 
 
 class BusErrors:
-    """The process's SIGBUS handler. Thread-safe. Raises `OSError` if it cannot be installed."""
+    """The process's SIGBUS handler. Thread-safe. Raise `OSError` if it cannot be installed."""
 
     def __init__(self) -> None:
         if sys.platform != "linux" or platform.machine() not in _MACHINES or ctypes.sizeof(ctypes.c_void_p) != 8:

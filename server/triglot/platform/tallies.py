@@ -31,11 +31,11 @@ class Tally(Protocol):
     def take(self, interval: int, burst: int) -> int:
         """Count a request if it is not too early, one being due every `interval`.
 
-        Returns how early it is, else 0.
+        Return how early it is, else 0.
         """
 
     def enter(self, most: int) -> bool:
-        """Count an open call, unless `most` are open; 0: no limit. Returns whether it was counted."""
+        """Count an open call, unless `most` are open; 0: no limit. Return whether it was counted."""
 
     def leave(self) -> None:
         """Count the end of a call."""

@@ -44,7 +44,7 @@ class Unpacked:
     def of(cls, archive: Path, finish: Callable[[Path], object], cancelled: Callable[[], bool]) -> Unpacked:
         """Return the folder of an environment's archive, which is unpacked unless the cache has it.
 
-        `finish` completes a new folder, which it gets. Blocks. Raises `GivenUp` once `cancelled` returns true,
+        `finish` completes a new folder, which it gets. Blocks. Raise `GivenUp` once `cancelled` returns true,
         `OSError`, `TarError`, and what `finish` raises.
         """
 
@@ -65,7 +65,7 @@ class Unpacked:
         """Return the folder of this kind and source, which is made unless the cache has it.
 
         `kind` names a folder of the cache, and `source` identifies the contents. `make` fills a new folder, which
-        it gets. Blocks. Raises `GivenUp` once `cancelled` returns true, `OSError`, and what `make` raises.
+        it gets. Blocks. Raise `GivenUp` once `cancelled` returns true, `OSError`, and what `make` raises.
         """
         home = _home(kind)
         place = home / hashlib.sha256(source.encode()).hexdigest()[:32]
@@ -100,7 +100,7 @@ def _source_of(archive: Path) -> str:
 
 
 def _home(kind: str) -> Path:
-    """Return the cache's folder of this kind, which only this user can write to. Raises `OSError`."""
+    """Return the cache's folder of this kind, which only this user can write to. Raise `OSError`."""
     said = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
         cache = said if said.is_absolute() else Path.home() / ".cache"
@@ -126,7 +126,7 @@ def _own(folder: Path) -> Path:
 def _wait_for(
     lock: IO[str], kind: int, cancelled: Callable[[], bool], unless: Callable[[], bool] = lambda: False
 ) -> bool:
-    """Wait for the lock; returns False if `unless()` is true before. Raises `GivenUp`."""
+    """Wait for the lock; returns False if `unless()` is true before. Raise `GivenUp`."""
     while True:
         if cancelled():
             raise GivenUp

@@ -27,33 +27,33 @@ AI_PLATFORM = "AI Platform and Vertex AI"
 
 
 def ref(name: str) -> Schema:
-    """Returns a reference to one of the document's named schemas."""
+    """Return a reference to one of the document's named schemas."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
 def json_body(schema: Schema) -> Content:
-    """Returns a JSON body."""
+    """Return a JSON body."""
     return {JSON: schema}
 
 
 def array(items: Schema) -> Schema:
-    """Returns the schema of an array."""
+    """Return the schema of an array."""
     return {"type": "array", "items": items}
 
 
 def record(required: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None) -> Schema:
-    """Returns the schema of an object with these members; others are allowed."""
+    """Return the schema of an object with these members; others are allowed."""
     members = {"type": "object", "properties": {**required, **(optional or {})}}
     return members | {"required": list(required)} if required else members
 
 
 def query(name: str, schema: Schema, description: str) -> Mapping[str, Any]:
-    """Returns a query parameter."""
+    """Return a query parameter."""
     return {"name": name, "in": "query", "schema": schema, "description": description}
 
 
 def header(name: str, schema: Schema, description: str) -> Mapping[str, Any]:
-    """Returns a header parameter of the request."""
+    """Return a header parameter of the request."""
     return {"name": name, "in": "header", "schema": schema, "description": description}
 
 
@@ -92,7 +92,7 @@ ALLOW = ApiOperation("The allowed methods, in the header Allow")
 
 
 def element_schema(datatype: str) -> Schema:
-    """Returns the schema of an element in KServe V2's JSON; null is NaN."""
+    """Return the schema of an element in KServe V2's JSON; null is NaN."""
     kind = DATATYPES[datatype].dtype.kind
     if kind in "iu":
         bits = 8 * DATATYPES[datatype].itemsize
@@ -102,13 +102,13 @@ def element_schema(datatype: str) -> Schema:
 
 
 def shape_schema(shape: Sequence[int] | None) -> Schema:
-    """Returns the schema of a shape with this number of dims; not all tools support tuples."""
+    """Return the schema of a shape with this number of dims; not all tools support tuples."""
     dims = {} if shape is None else {"minItems": len(shape), "maxItems": len(shape)}
     return {"type": "array", "items": COUNT, **dims, "description": shape_text(shape)}
 
 
 def described(model: ModelMetadata) -> str:
-    """Returns a description of the model's versions and tensors."""
+    """Return a description of the model's versions and tensors."""
     versions = f"Version{'s' if len(model.versions) > 1 else ''} {', '.join(model.versions)} ({model.platform})."
     signature = model.signature
     if signature.any_tensors and not signature.inputs:

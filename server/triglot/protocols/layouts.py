@@ -29,7 +29,7 @@ Rules = Mapping[int, "Rules | None"]
 
 
 def length_tag(number: int) -> int:
-    """Returns the tag of a length-delimited field, which is one byte for numbers below 16."""
+    """Return the tag of a length-delimited field, which is one byte for numbers below 16."""
     return number << 3 | LENGTH
 
 
@@ -74,7 +74,7 @@ class LayoutDecoder(Generic[R]):
         self._layouts: Layouts[Make[R]] = Layouts()
 
     def __call__(self, data: MessageBytes) -> R:
-        """Returns the request of `data`; raises as `decode`."""
+        """Return the request of `data`; raises as `decode`."""
         if not isinstance(data, bytes) or len(data) >= self._small or (parts := split(data, self._rules)) is None:
             return self._decode(data)
         key, values = parts
@@ -88,7 +88,7 @@ class LayoutDecoder(Generic[R]):
 
 
 def split(data: bytes, rules: Rules) -> tuple[bytes, list[bytes]] | None:
-    """Returns a message without the values that `rules` cut, and these values; None if it is unusual or damaged.
+    """Return a message without the values that `rules` cut, and these values; None if it is unusual or damaged.
 
     Two messages with equal layouts differ in these values only.
     """
@@ -137,7 +137,7 @@ def _split(
 
 
 def long_length(data: bytes | memoryview, at: int) -> tuple[int, int]:
-    """Read a length of two to four bytes, and the offset after it. Raises `ValueError` for a longer one."""
+    """Read a length of two to four bytes, and the offset after it. Raise `ValueError` for a longer one."""
     size = shift = 0
     for place in range(at, at + 4):
         byte = data[place]

@@ -27,7 +27,7 @@ TOKEN_SCRIPT = Path(__file__).with_name("token.js")
 
 @cache
 def page_text(file: Path, styles: tuple[Path, ...] = (), scripts: tuple[Path, ...] = ()) -> str:
-    """Returns the document, with `STYLES`, these styles and these scripts in place of its markers."""
+    """Return the document, with `STYLES`, these styles and these scripts in place of its markers."""
     text = file.read_text(encoding="utf-8")
     for marker, parts in (("/* styles */", [STYLES, *styles]), ("/* scripts */", scripts)):
         text = text.replace(marker, "\n".join([part.read_text(encoding="utf-8") for part in parts]))
@@ -36,7 +36,7 @@ def page_text(file: Path, styles: tuple[Path, ...] = (), scripts: tuple[Path, ..
 
 @cache
 def page_headers(page: str) -> Mapping[str, str]:
-    """Returns headers by which only the page's own script runs, as it shows names from users.
+    """Return headers by which only the page's own script runs, as it shows names from users.
 
     Framing is forbidden.
     """
@@ -53,7 +53,7 @@ def page_headers(page: str) -> Mapping[str, str]:
 
 
 def _hash_of(page: str, tag: str) -> str:
-    """Returns the policy's hash of the content of the page's only element of this kind."""
+    """Return the policy's hash of the content of the page's only element of this kind."""
     content = page.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]
     return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
 

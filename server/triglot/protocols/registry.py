@@ -26,7 +26,7 @@ Row = TypeVar("Row", Method, Route)
 
 
 def protocol_parts(config: Config) -> list[MakeProtocol]:
-    """Return what makes each protocol that the configuration names. Raises `ConfigError` for a missing one."""
+    """Return what makes each protocol that the configuration names. Raise `ConfigError` for a missing one."""
     try:
         return [
             parts.load_string(name, f"the protocol {name}") if ":" in name else parts.load("protocol", name)
@@ -39,7 +39,7 @@ def protocol_parts(config: Config) -> list[MakeProtocol]:
 def rows(context: Context) -> Rows:
     """Return the gRPC services and REST routes, including health, reflection, metrics and the OpenAPI document.
 
-    Raises `ConfigError` for a protocol that is not there.
+    Raise `ConfigError` for a protocol that is not there.
     """
     config = context.config
     protocols = [make(context) for make in protocol_parts(config)]

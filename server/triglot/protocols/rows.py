@@ -43,23 +43,23 @@ class InferenceHandler(ABC):
 
     @abstractmethod
     def start(self, request: Any, call: Call, sink: Sink, defer: Defer | None = None, /) -> Running:
-        """Start the request; `sink` gets its response, maybe before this returns. Raises `ServingError`."""
+        """Start the request; `sink` gets its response, maybe before this returns. Raise `ServingError`."""
 
     @abstractmethod
     def answer(self, response: Any, request: Any, /) -> Any:
-        """Returns what the row's `encode` takes, for what the sink got."""
+        """Return what the row's `encode` takes, for what the sink got."""
 
     @abstractmethod
     def map_error(self, error: ServingError, request: Any, call: Call, /) -> ServingError:
-        """Returns the error that the sink got as the protocol words it.
+        """Return the error that the sink got as the protocol words it.
 
         Returned, not raised: a traceback would keep it alive.
         """
 
     async def infer(self, request: Any, call: Call, start: Callable[..., Running] | None = None) -> Any:
-        """Returns the answer to one request, started by `start`, or else as a row starts it.
+        """Return the answer to one request, started by `start`, or else as a row starts it.
 
-        Raises `ServingError`, worded by `map_error` once it has started.
+        Raise `ServingError`, worded by `map_error` once it has started.
         """
         responses = Responses(partial(start or self.start, request, call))
         try:
@@ -121,7 +121,7 @@ class InflatedTooLarge(PayloadTooLarge):
 
 
 def content_coding(header: str) -> str:
-    """Returns the coding named by a Content-Encoding header, in lower case, without HTTP's legacy prefix `x-`."""
+    """Return the coding named by a Content-Encoding header, in lower case, without HTTP's legacy prefix `x-`."""
     return header.strip().lower().removeprefix("x-") or "identity"
 
 

@@ -64,7 +64,7 @@ class BinaryCall(NamedTuple):
 
 
 def element_fields(datatype: str) -> dict[str, str]:
-    """Returns the fields for a datatype's elements in the messages of each protocol; empty without such a field.
+    """Return the fields for a datatype's elements in the messages of each protocol; empty without such a field.
 
     The keys "kserve", "tfserving" and "grps" are for fields, "dtype" for TensorFlow's name of the datatype.
     """
@@ -87,7 +87,7 @@ def sample_calls(
     grps_customized_body: bool = False,
     largest: int = LARGEST_SAMPLE,
 ) -> list[SampleCall]:
-    """Returns a call in each of the protocols that can express one.
+    """Return a call in each of the protocols that can express one.
 
     Empty for a decoupled model, and for one whose inputs do not fit into `largest` elements.
     """
@@ -111,7 +111,7 @@ def sample_calls(
 
 
 def stream_call(model: ModelMetadata, largest: int = LARGEST_SAMPLE) -> SampleCall | None:
-    """Returns a call of a decoupled model, by `generate_stream` and ModelStreamInfer; see `sample_calls`."""
+    """Return a call of a decoupled model, by `generate_stream` and ModelStreamInfer; see `sample_calls`."""
     samples = _samples(model, largest)
     if samples is None or not _all_have_fields(samples):
         return None
@@ -125,7 +125,7 @@ def stream_call(model: ModelMetadata, largest: int = LARGEST_SAMPLE) -> SampleCa
 
 
 def binary_call(model: ModelMetadata) -> BinaryCall | None:
-    """Returns a call whose inputs are zeros, or empty strings; they may be large, or have no JSON form."""
+    """Return a call whose inputs are zeros, or empty strings; they may be large, or have no JSON form."""
     samples = _samples(model, LARGEST_BINARY)
     if samples is None:
         return None

@@ -56,7 +56,7 @@ class MessageRules:
 
 
 def limit_error(limit: Limit) -> InvalidArgument:
-    """Returns the error for an exceeded limit."""
+    """Return the error for an exceeded limit."""
     return InvalidArgument(f"the request has more than {limit.count} {limit.name}")
 
 
@@ -67,7 +67,7 @@ def _malformed(what: str, at: int) -> InvalidArgument:
 def read_varint(data: bytes | memoryview, at: int, end: int, longest: int = 10) -> tuple[int, int]:
     """Read the varint of at most `longest` bytes at `at`; returns its value and the offset after it.
 
-    Raises `InvalidArgument`.
+    Raise `InvalidArgument`.
     """
     value = shift = 0
     for place in range(at, min(end, at + longest)):
@@ -92,14 +92,14 @@ class _Budget:
         self._most = self.left = most
 
     def spend(self) -> None:
-        """Count one more field. Raises `TooManyFields`."""
+        """Count one more field. Raise `TooManyFields`."""
         self.left -= 1
         if self.left < 0:
             raise TooManyFields(f"the request has more than {self._most} protobuf fields")
 
 
 def _skip(data: memoryview, wire_type: int, number: int, at: int, end: int, budget: _Budget) -> int:
-    """Returns the offset after a field that is not length-delimited. Raises `InvalidArgument`."""
+    """Return the offset after a field that is not length-delimited. Raise `InvalidArgument`."""
     if wire_type == VARINT:
         after = read_varint(data, at, end)[1]
     elif wire_type == FIXED32:
@@ -139,7 +139,7 @@ def _skip_group(data: memoryview, number: int, at: int, end: int, budget: _Budge
 
 
 def fields(data: MessageBytes, at: int = 0, end: int | None = None) -> Iterator[tuple[int, int, int, int]]:
-    """Yields (number, wire type, start, end) for the value of each field of the message between `at` and `end`.
+    """Yield (number, wire type, start, end) for the value of each field of the message between `at` and `end`.
 
     The message must be valid.
     """
@@ -159,7 +159,7 @@ def fields(data: MessageBytes, at: int = 0, end: int | None = None) -> Iterator[
 
 
 def rest_size(data: MessageBytes, cut: int) -> int:
-    """Returns a message's size without the given length-delimited field. Raises `InvalidArgument`."""
+    """Return a message's size without the given length-delimited field. Raise `InvalidArgument`."""
     found = [end - start for number, kind, start, end in fields(data) if number == cut and kind == LENGTH]
     return len(data) - sum(found)
 
@@ -177,9 +177,9 @@ class Cut:
 def scan(
     data: bytes | memoryview, rules: MessageRules, max_fields: int = MAX_FIELDS
 ) -> tuple[bytes, list[tuple[int, memoryview]]]:
-    """Returns the message without its cut fields, and the cut fields' numbers and payloads in order.
+    """Return the message without its cut fields, and the cut fields' numbers and payloads in order.
 
-    Raises `InvalidArgument` for invalid bytes, or counts beyond the rules' limits, and `TooManyFields`.
+    Raise `InvalidArgument` for invalid bytes, or counts beyond the rules' limits, and `TooManyFields`.
     """
     view = memoryview(data)
     cuts: list[Cut] = []
@@ -232,7 +232,7 @@ def _count_packed(payload: memoryview, enough: int) -> int:
 
 
 def parse(message_class: Any, data: MessageBytes) -> Any:
-    """Parse a message. Raises `InvalidArgument`."""
+    """Parse a message. Raise `InvalidArgument`."""
     try:
         return message_class.FromString(data)
     except DecodeError as error:
@@ -242,24 +242,24 @@ def parse(message_class: Any, data: MessageBytes) -> Any:
 
 
 def parse_control(message_class: Any, data: MessageBytes) -> Any:
-    """Parse a request without tensors, of at most `MAX_CONTROL_BYTES`. Raises `InvalidArgument`."""
+    """Parse a request without tensors, of at most `MAX_CONTROL_BYTES`. Raise `InvalidArgument`."""
     check_control_size(len(data))
     return parse(message_class, data)
 
 
 def check_control_size(size: int, more: str = "") -> None:
-    """Raises `InvalidArgument` for a request without tensors that is too large; `more` completes the text."""
+    """Raise `InvalidArgument` for a request without tensors that is too large; `more` completes the text."""
     if size > MAX_CONTROL_BYTES:
         raise InvalidArgument(f"the request has {size} bytes, the limit is {MAX_CONTROL_BYTES}{more}")
 
 
 def serialize(message: Any) -> bytes:
-    """Returns a message's bytes."""
+    """Return a message's bytes."""
     encoded: bytes = message.SerializeToString()
     return encoded
 
 
 @lru_cache(maxsize=1024)
 def length_prefix(number: int, length: int) -> bytes:
-    """Returns the tag and length that precede `length` bytes of field `number`."""
+    """Return the tag and length that precede `length` bytes of field `number`."""
     return varint(number << 3 | LENGTH) + varint(length)

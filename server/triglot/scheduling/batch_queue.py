@@ -82,7 +82,7 @@ class BatchQueue:
     def put(self, pieces: Sequence[tuple[Work, int]], key: object) -> list[Waiting]:
         """Queue the pieces of one request, each with its rows; requests with equal `key` can share a batch.
 
-        Raises `QueueFull`, and `Unavailable`, also once closed.
+        Raise `QueueFull`, and `Unavailable`, also once closed.
         """
         if self.closed:
             raise Unavailable("the model was unloaded")

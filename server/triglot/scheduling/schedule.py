@@ -21,7 +21,7 @@ class Schedule(Protocol):
     def put(self, work: Work, defer: Defer | None = None) -> None:
         """Queue work to be executed.
 
-        Raises `QueueFull`, `InvalidArgument` for work that the schedule cannot execute, and `Unavailable`, also
+        Raise `QueueFull`, `InvalidArgument` for work that the schedule cannot execute, and `Unavailable`, also
         once closed. `defer`: a caller that puts several requests in a row may say when it is done; without it
         they are formed into batches in the event loop's next turn.
         """
@@ -30,7 +30,7 @@ class Schedule(Protocol):
         """Remove work whose caller has disconnected, or end it; returns False if it has been started."""
 
     def resized(self) -> None:
-        """The capacity of the executors has changed."""
+        """Note that the capacity of the executors has changed."""
 
     def close(self) -> None:
         """Have queued work executed, then close the executors; no more work is put."""

@@ -102,7 +102,7 @@ class Gate:
         self._refused = {"max_queue_bytes": 0, "max_total_queue_size": 0, "max_total_queue_bytes": 0}
 
     def enter(self, size: int) -> None:
-        """Admit a request of `size` bytes. Raises `QueueFull` when a limit would be exceeded."""
+        """Admit a request of `size` bytes. Raise `QueueFull` when a limit would be exceeded."""
         everything = self._all
         limits = everything.limits
         if self._requests and 0 < self._max_bytes < self._bytes + size:
@@ -214,7 +214,7 @@ class Queue:
         return len(self._executor)
 
     def put(self, work: Work, defer: Defer | None = None) -> None:
-        """See `Schedule`. Raises `QueueFull`, and `Unavailable` once closed."""
+        """See `Schedule`. Raise `QueueFull`, and `Unavailable` once closed."""
         if self._closed:
             raise Unavailable("the model was unloaded")
         self._executor.check_room(self._limit)
@@ -407,7 +407,7 @@ class Servable(WorkOwner):
     async def resize(self, added: int, removed: int) -> Sequence[BaseException]:
         """Add `added` instances, prepared by `preparations`, then remove `removed` instances once these are idle.
 
-        Returns the errors of instances that could not be added; in that case none is removed.
+        Return the errors of instances that could not be added; in that case none is removed.
         """
         if self.sequences is not None:
             return await self._resize_sequences(self.sequences, added, removed)

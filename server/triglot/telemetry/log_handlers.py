@@ -272,14 +272,14 @@ class LogStream(_LimitedHandler):
 
 
 class LogFile(_LimitedHandler, WatchedFileHandler):
-    """Appends to a file, and opens it anew when it was renamed or removed. Raises `OSError` if it cannot."""
+    """Appends to a file, and opens it anew when it was renamed or removed. Raise `OSError` if it cannot."""
 
     def __init__(self, file: str | Path) -> None:
         super().__init__(file, encoding="utf-8")
 
 
 class DailyLogFile(_LimitedHandler, TimedRotatingFileHandler):
-    """Appends to a file that is rotated at midnight; `backups` old ones are kept. Raises as `LogFile` does."""
+    """Appends to a file that is rotated at midnight; `backups` old ones are kept. Raise as `LogFile` does."""
 
     def __init__(self, file: Path, backups: int) -> None:
         super().__init__(file, when="midnight", backupCount=backups, encoding="utf-8")

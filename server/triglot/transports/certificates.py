@@ -53,7 +53,7 @@ _MAX_CACHED, _MAX_CACHED_BYTES = 256, 4096
 
 
 def names_of(transport: asyncio.BaseTransport) -> tuple[str, ...]:
-    """Returns the names in the certificate of a connection's client.
+    """Return the names in the certificate of a connection's client.
 
     None without TLS, or without a certificate.
     """
@@ -70,7 +70,7 @@ def names_of_context(context: Any) -> tuple[str, ...]:
 
 
 def certificate_names(certificate: bytes) -> tuple[str, ...]:
-    """Returns the names in a verified certificate in DER; none if it is not well-formed.
+    """Return the names in a verified certificate in DER; none if it is not well-formed.
 
     Cached unless it is very long, because grpc.aio's calls need them once per call.
     """
@@ -78,8 +78,8 @@ def certificate_names(certificate: bytes) -> tuple[str, ...]:
 
 
 def key_type(certificate: bytes) -> str:
-    """Returns the type of the public key in a certificate in DER: "RSA", a curve's name, or else the object
-    identifier in hexadecimal digits. Raises `ValueError` if it is not well-formed.
+    """Return the type of the public key in a certificate in DER: "RSA", a curve's name, or else the object
+    identifier in hexadecimal digits. Raise `ValueError` if it is not well-formed.
     """
     ((_, whole),) = _elements(certificate)
     (_, signed), *_ = _elements(whole)
@@ -142,7 +142,7 @@ def _common(subject: bytes) -> list[str]:
 
 
 def _text(kind: int, content: bytes) -> str | None:
-    """Returns a name as text; None if it does not have the form of its kind, or has that of an IP address."""
+    """Return a name as text; None if it does not have the form of its kind, or has that of an IP address."""
     if kind == _ADDRESS:
         return str(ipaddress.ip_address(content))
     if not _FORMS[kind].fullmatch(content):
@@ -156,7 +156,7 @@ def _text(kind: int, content: bytes) -> str | None:
 
 
 def _elements(data: bytes) -> list[Element]:
-    """Returns consecutive DER elements. Raises `ValueError`."""
+    """Return consecutive DER elements. Raise `ValueError`."""
     elements: list[Element] = []
     at = 0
     while at < len(data):

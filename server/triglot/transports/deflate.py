@@ -32,7 +32,7 @@ class Accepted:
 
 
 def accepted(header: str) -> Accepted:
-    """Returns the coding with the highest weight in an Accept-Encoding header: gzip, deflate or identity.
+    """Return the coding with the highest weight in an Accept-Encoding header: gzip, deflate or identity.
 
     Among equals the first. Other codings, "*", and invalid parts are ignored.
     """
@@ -54,7 +54,7 @@ def accepted(header: str) -> Accepted:
 
 
 def _weight(rule: str) -> float:
-    """Returns the weight; 0.0 for an invalid one."""
+    """Return the weight; 0.0 for an invalid one."""
     if not rule:
         return 1.0
     found = _QUALITY.fullmatch(rule.replace(" ", ""))
@@ -62,7 +62,7 @@ def _weight(rule: str) -> float:
 
 
 def deflate(body: bytes, preference: Accepted) -> bytes | None:
-    """Returns the compressed body; None if that is not worth it. The wish must not be identity."""
+    """Return the compressed body; None if that is not worth it. The wish must not be identity."""
     bits = WINDOW_BITS[preference.coding]
     if not preference.asked:
         sample = body[:SAMPLE_BYTES]

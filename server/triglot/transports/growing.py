@@ -52,7 +52,7 @@ class GrowingBytes:
         self._bytes.write(piece)
 
     def take(self) -> bytes:
-        """Returns all bytes; no more can be added."""
+        """Return all bytes; no more can be added."""
         if self._bytes is None:
             return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
         self._bytes.truncate()

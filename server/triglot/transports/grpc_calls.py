@@ -63,7 +63,7 @@ class GrpcCalls:
         self.stopping = False
 
     def rows(self, services: Iterable[Service], telemetry: Telemetry) -> dict[str, GrpcRow]:
-        """Returns the row of each method, by path: `/package.Service/Method`."""
+        """Return the row of each method, by path: `/package.Service/Method`."""
         return {
             f"/{service.name}/{method.name}": self.row(method, endpoint_of(telemetry, service, method))
             for service in services
@@ -71,7 +71,7 @@ class GrpcCalls:
         }
 
     def row(self, method: Method, endpoint: Endpoint) -> GrpcRow:
-        """Returns the row of a method, whose calls `endpoint` counts."""
+        """Return the row of a method, whose calls `endpoint` counts."""
         # A transport that sends `Scattered` also sends bytes.
         scatter = method.scatter if self._scatters else None
         return GrpcRow(self, method, method.kind, endpoint, scatter or method.encode)
@@ -124,7 +124,7 @@ class GrpcCall(RowCall):
     def write(self, message: bytes | Scattered, /) -> bool:
         """Send one message of a stream.
 
-        Returns whether there is room for another one; if not, `resume` is called when there is.
+        Return whether there is room for another one; if not, `resume` is called when there is.
         """
 
     @abstractmethod
@@ -186,7 +186,7 @@ class GrpcCall(RowCall):
         return None if self._has_ended else conversation
 
     def _begin_stream(self) -> None:
-        """Raises `ServingError` if streams have to end: the server stops, or permission is withdrawn."""
+        """Raise `ServingError` if streams have to end: the server stops, or permission is withdrawn."""
         self.streams = True
         self._row.calls.streams.add(self)
         self.call.permission.streams.add(self.cancel)
@@ -275,7 +275,7 @@ class GrpcCall(RowCall):
 
 
 def endpoint_of(telemetry: Telemetry, service: Service, method: Method) -> Endpoint:
-    """Returns the metrics of a row."""
+    """Return the metrics of a row."""
     inference = method.operation is Operation.INFER
     rpc = f"{service.name}/{method.name}"
     endpoint = telemetry.endpoint(service.protocol, "GRPC", method.name, inference=inference)
@@ -286,13 +286,13 @@ def endpoint_of(telemetry: Telemetry, service: Service, method: Method) -> Endpo
 
 
 def retry_metadata(error: ServingError) -> tuple[tuple[str, str], ...]:
-    """Returns the trailing metadata of an error: when the client may retry (`grpc-retry-pushback-ms`)."""
+    """Return the trailing metadata of an error: when the client may retry (`grpc-retry-pushback-ms`)."""
     milliseconds = retry_hint(error, 1000)
     return () if milliseconds is None else (("grpc-retry-pushback-ms", str(milliseconds)),)
 
 
 def truncated(message: str) -> str:
-    """Returns as much of a status message as fits; on the wire all but printable ASCII takes three bytes."""
+    """Return as much of a status message as fits; on the wire all but printable ASCII takes three bytes."""
     room = MAX_DETAILS_BYTES
     encoded = message.encode()
     if 3 * len(encoded) <= room:

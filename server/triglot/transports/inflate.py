@@ -23,9 +23,9 @@ Grow = Callable[[int], object]
 
 
 def inflate(body: bytes, window_bits: int, limit: int, grow: Grow) -> bytes:
-    """Returns the decompressed body.
+    """Return the decompressed body.
 
-    Raises `DamagedBody`, and `InflatedTooLarge` before it exceeds `limit` bytes.
+    Raise `DamagedBody`, and `InflatedTooLarge` before it exceeds `limit` bytes.
     """
     inflated = GrowingBytes()
     members = 0
@@ -52,7 +52,7 @@ def inflate_stream(
 ) -> tuple[memoryview, bool]:
     """Decompress one stream into `inflated`; returns the data after its end, and whether the end was reached.
 
-    Stops with the first byte above `limit`. Raises `zlib.error`, and what `grow` raises.
+    Stops with the first byte above `limit`. Raise `zlib.error`, and what `grow` raises.
     """
     inflater = zlib.decompressobj(window_bits)
     room = limit + 1

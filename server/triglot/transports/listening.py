@@ -62,7 +62,7 @@ class Bound:
 
 
 async def bind(host: str, port: int, name: str = "gRPC", *, shared: bool = False) -> list[socket.socket]:
-    """Returns listening sockets for each address of the host, on one port; 0: any free one. Raises `OSError`.
+    """Return listening sockets for each address of the host, on one port; 0: any free one. Raise `OSError`.
 
     `shared`: other processes may listen on the port too, and the system distributes connections.
     """
@@ -83,7 +83,7 @@ async def bind(host: str, port: int, name: str = "gRPC", *, shared: bool = False
 
 
 def bound_socket(family: int, address: tuple[object, ...], *, shared: bool) -> socket.socket:
-    """Returns a bound socket that does not listen yet. `shared`: see `bind`. Raises `OSError`."""
+    """Return a bound socket that does not listen yet. `shared`: see `bind`. Raise `OSError`."""
     # A second server on a used port must be an error, and not get half of the calls, unless `shared`.
     # The protocol is given explicitly: asyncio sets TCP_NODELAY only for TCP, and without it the end of a response
     # waits for the client's delayed acknowledgement, some 40 ms.
@@ -112,7 +112,7 @@ def listen_on(bound: Sequence[socket.socket]) -> list[socket.socket]:
 
 
 def bind_file(path: Path) -> socket.socket:
-    """Returns a listening Unix socket; replaces one left behind by a killed server. Raises `OSError`."""
+    """Return a listening Unix socket; replaces one left behind by a killed server. Raise `OSError`."""
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
@@ -302,7 +302,7 @@ class Listener:
 
 
 def max_sockets(config: Config) -> int:
-    """Returns the limit on connections per listener: `max_sockets`, or a share of the clients' file descriptors.
+    """Return the limit on connections per listener: `max_sockets`, or a share of the clients' file descriptors.
 
     Connections to one port cannot use up those of another, and all together leave `SPARE_FILES`.
     """

@@ -28,7 +28,7 @@ class OneAtATime:
         self._turn = asyncio.Lock()
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Returns what `work` returns.
+        """Return what `work` returns.
 
         The next piece waits until this one has ended, even if the caller is cancelled.
         """
@@ -46,7 +46,7 @@ class OneAtATime:
 
 
 async def run_sized(size: int, function: Callable[..., T], *arguments: object) -> T:
-    """Returns what `function` returns; it runs on a thread if `size` is above `OFF_LOOP_BYTES`."""
+    """Return what `function` returns; it runs on a thread if `size` is above `OFF_LOOP_BYTES`."""
     if size > OFF_LOOP_BYTES:
         return await asyncio.to_thread(function, *arguments)
     return function(*arguments)

@@ -33,7 +33,7 @@ class RequestBytes:
         self._on_loop += count
 
     def check(self) -> None:
-        """Raises `QueueFull` when requests hold more than the limit."""
+        """Raise `QueueFull` when requests hold more than the limit."""
         if 0 < self._limit < self.held:
             reached = f"request buffer limit of {self._limit} bytes reached"
             raise QueueFull(
@@ -41,7 +41,7 @@ class RequestBytes:
             )
 
     def reserve(self, free: int) -> Reservation:
-        """Returns an empty reservation for one request; up to `free` bytes of it are never rejected."""
+        """Return an empty reservation for one request; up to `free` bytes of it are never rejected."""
         return Reservation(self, self._lock, free)
 
 
@@ -66,7 +66,7 @@ class Reservation:
             self._total.reserved -= self._size
 
     def grow(self, count: int) -> None:
-        """Hold `count` more bytes. Raises `QueueFull`, and `Cancelled` once the `with` block has ended."""
+        """Hold `count` more bytes. Raise `QueueFull`, and `Cancelled` once the `with` block has ended."""
         with self._lock:
             if self._over:  # The request has ended, and a thread still works on it.
                 raise Cancelled("the request has ended")

@@ -93,11 +93,11 @@ class RowCall(Sink):
 
     @abstractmethod
     def _answer_size(self, answer: Any) -> int:
-        """Returns about how many bytes `_encode` processes one by one."""
+        """Return about how many bytes `_encode` processes one by one."""
 
     @abstractmethod
     def _encode(self, answer: Any) -> Any:
-        """Returns the response as it is sent; may run on a thread."""
+        """Return the response as it is sent; may run on a thread."""
 
     @abstractmethod
     def _send(self, encoded: Any) -> None:
@@ -137,7 +137,7 @@ class RowCall(Sink):
     def _submit(self, request: Any) -> None:
         """Run the decoded request.
 
-        Raises as `InferenceHandler.start`, and `Unauthenticated` if permission was withdrawn.
+        Raise as `InferenceHandler.start`, and `Unauthenticated` if permission was withdrawn.
         """
         self.call.decoded()
         if self.call.permission.withdrawn:  # While the body arrived.
@@ -189,7 +189,7 @@ class RowCall(Sink):
         return False
 
     def _is_slow(self, encoded: Any) -> bool:
-        """Returns whether `_prepared` takes long."""
+        """Return whether `_prepared` takes long."""
         return False
 
     def _prepare(self, encoded: Any) -> Coroutine[Any, Any, Any]:
@@ -285,11 +285,11 @@ class RowCall(Sink):
             self._running.cancel()
 
     def cancelling(self) -> int:
-        """Returns how often the call was cancelled; 0 once it has ended."""
+        """Return how often the call was cancelled; 0 once it has ended."""
         return 0 if self._has_ended else self._cancel_count
 
     def done(self) -> bool:
-        """Returns whether the call has ended."""
+        """Return whether the call has ended."""
         return self._has_ended
 
     def add_done_callback(self, callback: Callable[[Any], object], /) -> None:

@@ -36,7 +36,7 @@ class TextRoom:
         self._timer: asyncio.TimerHandle | None = None
 
     def place(self) -> Place:
-        """Returns an empty place for one body."""
+        """Return an empty place for one body."""
         return Place(self)
 
     def change(self) -> None:
@@ -112,7 +112,7 @@ class Place:
         return not room.complete and next(iter(room.incomplete)) is self
 
     async def wait(self) -> None:
-        """Wait until the body may be read further. Raises `QueueFull`."""
+        """Wait until the body may be read further. Raise `QueueFull`."""
         room = self._room
         room.waiting.add(self)
         room.reject_slow()

@@ -35,7 +35,7 @@ class Pem:
 class Tls:
     """The TLS context of new connections; offers `protocols` by ALPN.
 
-    Raises `ConfigError` for missing files, and for files that are not a certificate and its key.
+    Raise `ConfigError` for missing files, and for files that are not a certificate and its key.
     """
 
     def __init__(self, config: Config, *protocols: str) -> None:
@@ -49,17 +49,17 @@ class Tls:
         self._pem, self._context = self._load()
 
     def context(self) -> ssl.SSLContext:
-        """Returns the context for a new connection."""
+        """Return the context for a new connection."""
         self.renew()
         return self._context
 
     def pem(self) -> Pem:
-        """Returns the files' content, for libraries that read certificates themselves."""
+        """Return the files' content, for libraries that read certificates themselves."""
         self.renew()
         return self._pem
 
     def refused_by_grpc(self) -> str:
-        """Returns why gRPC's clients refuse the certificate; "" if they accept it, or if there is no gRPC port."""
+        """Return why gRPC's clients refuse the certificate; "" if they accept it, or if there is no gRPC port."""
         if not self._for_grpc:
             return ""
         # A chain begins with the server's own certificate.
@@ -139,7 +139,7 @@ class Tls:
 
 
 def check_certificate(config: Config) -> None:
-    """Warn if gRPC's clients refuse the configured certificate. Raises `ConfigError` if it cannot be used."""
+    """Warn if gRPC's clients refuse the configured certificate. Raise `ConfigError` if it cannot be used."""
     if config.tls_certificate and (refused := Tls(config).refused_by_grpc()):
         log.warning("%s", refused)
 
@@ -165,7 +165,7 @@ def _read(option: str, file: Path, marker: bytes, thing: str) -> bytes:
 
 @contextmanager
 def _as_file(content: bytes) -> Iterator[str]:
-    """Yields the path of a file in memory, because `ssl` reads certificates and keys from files only."""
+    """Yield the path of a file in memory, because `ssl` reads certificates and keys from files only."""
     descriptor = os.memfd_create("pem")
     with os.fdopen(descriptor, "wb", buffering=0) as file:
         file.write(content)

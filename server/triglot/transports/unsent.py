@@ -31,7 +31,7 @@ def write_pieces(transport: asyncio.WriteTransport, pieces: Sequence[bytes | mem
 
 
 def buffered(transport: asyncio.Transport) -> int:
-    """Returns the bytes that the peer has not received; over TLS a number that only says whether there are any."""
+    """Return the bytes that the peer has not received; over TLS a number that only says whether there are any."""
     size = transport.get_write_buffer_size()
     if transport.can_write_eof() or sys.platform == "win32":
         return size

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 _LENGTH = struct.Struct("<I")
 ASK, ANSWER, FAIL = "ask", "answer", "fail"
 Answer = Callable[[str, Any], Awaitable[Any]]
-"""Returns the reply to a request; arguments: its name and argument."""
+"""Return the reply to a request; arguments: its name and argument."""
 
 
 class ChannelClosed(Exception):

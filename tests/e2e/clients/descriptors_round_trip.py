@@ -40,7 +40,7 @@ def is_map(field):
 
 
 def set_field(message, field, choice, depth):
-    """Give a field values, two of them where it can hold many. Returns the number of fields set."""
+    """Give a field values, two of them where it can hold many. Return the number of fields set."""
     target = getattr(message, field.name)
     if is_map(field):
         key, value = (field.message_type.fields_by_name[name] for name in ("key", "value"))
@@ -61,7 +61,7 @@ def set_field(message, field, choice, depth):
 
 
 def fill(message, descriptor, choice, depth=DEPTH):
-    """Set all fields that `descriptor` has, down to `depth` messages within messages. Returns their number.
+    """Set all fields that `descriptor` has, down to `depth` messages within messages. Return their number.
 
     Of a oneof, the field number `choice` is set, counted round.
     """
@@ -94,7 +94,7 @@ def choices(descriptor):
 def compare(ours, theirs):
     """Both classes write the same when the fields that ours declares are set, and read each other's.
 
-    Returns the number of fields set.
+    Return the number of fields set.
     """
     count = 0
     for choice in choices(ours.DESCRIPTOR):

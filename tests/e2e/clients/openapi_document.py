@@ -45,7 +45,7 @@ class Server:
 
 
 def validate(document, schema, value):
-    """Raises where the value is not what the schema of a document says."""
+    """Raise where the value is not what the schema of a document says."""
     Draft202012Validator({**schema, "components": document["components"]}).validate(value)
 
 

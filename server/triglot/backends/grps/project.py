@@ -36,7 +36,7 @@ class Project(Protocol):
 class Executor:
     """All models and the DAG of the loaded project.
 
-    Raises `ModelLoadError` for a model that cannot be loaded.
+    Raise `ModelLoadError` for a model that cannot be loaded.
     """
 
     project: ClassVar[Project]

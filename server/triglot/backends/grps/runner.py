@@ -40,7 +40,7 @@ class Pool:
     def slots(self, calls: Sequence[Call]) -> Iterator[list[ServingError | None]]:
         """Wait until all of these requests, at most `size`, may run, and hold their slots in the block.
 
-        Yields, per request, the error if it must not run since it was cancelled or timed out, else None.
+        Yield, per request, the error if it must not run since it was cancelled or timed out, else None.
         """
         for call in calls:
             call.batch_size = 0

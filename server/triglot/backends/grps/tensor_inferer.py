@@ -33,7 +33,7 @@ class TensorInferer(ModelInferer):
     def init(self, path: Any, device: Any = None, args: Any = None) -> None:
         """Receives the model's file or folder, its device, and `customized_op_paths` in `args`, which it loads.
 
-        Raises `ModelLoadError`.
+        Raise `ModelLoadError`.
         """
         super().init(path, device, args)
         self._place_on(str(device or "").lower())

@@ -24,7 +24,7 @@ class CompiledModel(TorchModel):
     """A compiled program.
 
     Its code does not check its inputs, so the configuration has to declare them, and requests are checked against
-    that. Raises `ModelLoadError` without such a configuration.
+    that. Raise `ModelLoadError` without such a configuration.
     """
 
     platform = "torch_aoti"

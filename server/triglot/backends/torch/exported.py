@@ -49,7 +49,7 @@ class ExportedProgram:
 
     Inputs are named after the arguments; those in a dict or list have composed names: `d_key`, `l_0`. Outputs are
     named by the keys of a dict, or `OUTPUT__0`, `OUTPUT__1`, … in the order of the tensors in the result.
-    Raises `ValueError` for inputs and outputs that are neither tensors nor constants, and for unsupported
+    Raise `ValueError` for inputs and outputs that are neither tensors nor constants, and for unsupported
     datatypes.
     """
 

@@ -61,7 +61,7 @@ class Program(Protocol):
         """Whether the tensor's memory may be the program's own, which the next call may change."""
 
     def close(self) -> None:
-        """Called once, after the last call."""
+        """See `Model`."""
 
 
 class TorchModel(Model):

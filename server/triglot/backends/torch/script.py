@@ -35,7 +35,7 @@ def read_script(file: Path, device: torch.device | None) -> ScriptProgram:
 class ScriptProgram:
     """A module with a `forward` of tensors, whose datatypes and shapes are unknown.
 
-    Raises `ValueError` for any other `forward`.
+    Raise `ValueError` for any other `forward`.
     """
 
     def __init__(self, module: Any, device: torch.device | None) -> None:

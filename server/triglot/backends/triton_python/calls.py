@@ -143,7 +143,7 @@ def load_model(
 
 
 def unload_model(context: ModelContext | None, model_name: str | bytes, unload_dependents: bool = False) -> None:
-    """Unloads a model. Raises `TritonModelException` if the server does not allow unloading models."""
+    """Unloads a model. Raise `TritonModelException` if the server does not allow unloading models."""
     _managed(context, ModelTask("unload", _named(model_name), dependents=unload_dependents))
 
 

@@ -77,7 +77,7 @@ def _group(name: str, group: Mapping[str, Any]) -> dict[str, Any]:
 class ModelConfig:
     """The argument and result of `auto_complete_config`. Values that are configured are not changed.
 
-    Raises `ValueError` for values that contradict the configuration, and for invalid ones.
+    Raise `ValueError` for values that contradict the configuration, and for invalid ones.
     """
 
     def __init__(self, model_config: str | Mapping[str, Any]) -> None:

@@ -120,7 +120,7 @@ class DecoupledModel(TritonModel):
         started.result()
 
     def change_instances(self, config: ModelConfig) -> tuple[int, int] | None:
-        """See `Model`: it owns the threads. Raises an exception of `initialize` after ending the new instances."""
+        """See `Model`: it owns the threads. Raise an exception of `initialize` after ending the new instances."""
         with self._start_lock:
             started_now: list[Instance] = []
             added = self._add_instances(config)

@@ -42,7 +42,7 @@ class _Tensor(ctypes.Structure):
 
 
 class _Exporter:
-    """Returns a capsule through the DLPack protocol of array libraries."""
+    """Return a capsule through the DLPack protocol of array libraries."""
 
     def __init__(self, capsule: object) -> None:
         self._capsule = capsule

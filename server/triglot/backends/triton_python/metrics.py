@@ -24,7 +24,7 @@ class MetricKind(enum.Enum):
 class Metric:
     """One metric, from `MetricFamily.Metric`. Thread-safe.
 
-    Raises `TritonModelException` for operations that its kind does not support. In a model process, `value` is
+    Raise `TritonModelException` for operations that its kind does not support. In a model process, `value` is
     what the code in that process has added up; the server's metrics page has the total of all processes.
     """
 
@@ -73,7 +73,7 @@ class Metric:
 class MetricFamily:
     """The metrics of one name; families with equal names and kinds are the same.
 
-    Raises `TypeError` for arguments of other types, and `TritonModelException` for a name that is invalid,
+    Raise `TypeError` for arguments of other types, and `TritonModelException` for a name that is invalid,
     reserved by the server, or used by a family of another kind.
     """
 

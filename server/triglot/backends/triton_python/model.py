@@ -32,7 +32,7 @@ class TritonModel(Model):
     places_instances = True
 
     instances_for: Callable[[ModelConfig], Sequence[Instance]]
-    """Returns the instances for a configuration."""
+    """Return the instances for a configuration."""
 
     def __init__(self, instances: Sequence[Instance], modules: TritonModules, context: ModelContext) -> None:
         self.instances = len(instances)
@@ -117,7 +117,7 @@ class PlacedModel(TritonModel):
         self._placement = Placement(instances)
 
     def start_instance(self, call: Call) -> None:
-        """See `Model`: calls `initialize`. Raises `ModelLoadError` for its exceptions."""
+        """See `Model`: calls `initialize`. Raise `ModelLoadError` for its exceptions."""
         self._context.start_serving(call)
         self._current_instance()
 

@@ -65,7 +65,7 @@ class InferenceTrace:
 class InferenceRequest:
     """A request. `model_version` -1 is the default version. Names and id are `str` or `bytes`.
 
-    Raises `TypeError` for inputs that are not `Tensor`s, and for names of other types, and `TritonModelException`
+    Raise `TypeError` for inputs that are not `Tensor`s, and for names of other types, and `TritonModelException`
     for two inputs of one name.
     """
 

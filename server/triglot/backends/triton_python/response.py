@@ -42,7 +42,7 @@ def as_json(parameters: Mapping[str, ParameterValue]) -> str:
 class InferenceResponse:
     """Output tensors, or an error, in which case the tensors are ignored.
 
-    Raises `TypeError` for tensors that are not `Tensor`s, or an error that is not a `TritonError`.
+    Raise `TypeError` for tensors that are not `Tensor`s, or an error that is not a `TritonError`.
     """
 
     __slots__ = ("_error", "_parameters", "_tensors")

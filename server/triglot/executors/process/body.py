@@ -17,7 +17,7 @@ _STATUS_SECONDS = 5.0
 class LocalBody(Body):
     """See `Body`. `command` returns the command to run, given the file descriptor of the process's connection.
 
-    Raises `OSError`.
+    Raise `OSError`.
     """
 
     def __init__(self, command: Callable[[int], Sequence[str]], variables: Mapping[str, str]) -> None:

@@ -55,7 +55,7 @@ class Environment(Place):
     def open(self) -> None:
         """Unpack it if needed, and check it. Blocks.
 
-        Raises `ModelLoadError`, which names the path, for an unusable one, and when loading was cancelled.
+        Raise `ModelLoadError`, which names the path, for an unusable one, and when loading was cancelled.
         """
         if self._path is None:
             return
@@ -85,7 +85,7 @@ class Environment(Place):
             self._run(folder, [str(folder / "bin" / "python"), str(mender)])
 
     def _look(self, folder: Path) -> None:
-        """Raises `ModelLoadError` for a Python that cannot run the server's part of the process."""
+        """Raise `ModelLoadError` for a Python that cannot run the server's part of the process."""
         python = str(folder / "bin" / "python")
         printed = self._run(folder, _activated(folder, [python, "-c", _LOOK, "numpy", LENT]))
         # The activation script may print, too: only the last line counts.
@@ -105,7 +105,7 @@ class Environment(Place):
             )
 
     def _run(self, folder: Path, command: Sequence[str]) -> str:
-        """Run a program in the folder; returns its output. Raises `GivenUp`, and `ValueError` when it fails."""
+        """Run a program in the folder; returns its output. Raise `GivenUp`, and `ValueError` when it fails."""
         with TemporaryFile() as out, TemporaryFile() as err:
             program = subprocess.Popen(
                 command,
@@ -152,7 +152,7 @@ class Environment(Place):
         return _activated(self._folder, python)
 
     def variables(self) -> Mapping[str, str]:
-        """The process's environment variables."""
+        """Return the process's environment variables."""
         if self._path is None:
             return os.environ
         # The two that are dropped are for the server's Python.

@@ -32,7 +32,7 @@ class Instance:
     """One instance of a model: the class of the Ray actor, whose methods the driver calls.
 
     `name` names it in Ray's log; `version` is the server's version of triglot; `secret` authenticates the server's
-    connections. Raises `RuntimeError` when the node has another version of triglot.
+    connections. Raise `RuntimeError` when the node has another version of triglot.
     """
 
     def __init__(self, name: str, version: str, secret: bytes) -> None:
@@ -62,7 +62,7 @@ class Instance:
         """Unpack the model's files, and listen for the server. Blocks.
 
         `digest` names the files, and `parts` are references to the parts of their archive; "" if it needs none.
-        Returns the actor's address, node and pid, and the folder of the files, "" without any.
+        Return the actor's address, node and pid, and the folder of the files, "" without any.
         """
         self._used.set()
         if digest:

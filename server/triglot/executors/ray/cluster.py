@@ -41,7 +41,7 @@ _END_SECONDS = 10.0
 class ActorBody(Body):
     """One actor, as far as Ray reports on it. `secret` authenticates the connection to it.
 
-    `order` holds the other fields of the driver's order. Raises `OSError` when the driver cannot be reached.
+    `order` holds the other fields of the driver's order. Raise `OSError` when the driver cannot be reached.
     """
 
     remote = True
@@ -152,7 +152,7 @@ class Cluster:
     def open(cls, address: str, file: Path) -> Cluster:
         """Return the cluster at this address, for the model of `file`.
 
-        Raises `MissingDependency` when Ray is not installed.
+        Raise `MissingDependency` when Ray is not installed.
         """
         if importlib.util.find_spec("ray") is None:
             raise MissingDependency(
@@ -184,7 +184,7 @@ class Cluster:
             connection.close()
 
     def start(self, body: ActorBody, order: Mapping[str, Any]) -> None:
-        """Have the driver start an actor, which Ray places later. Raises `OSError` when it cannot be reached."""
+        """Have the driver start an actor, which Ray places later. Raise `OSError` when it cannot be reached."""
         if self._driver is None:
             self._check_reachable()
         with self._lock:

@@ -34,7 +34,7 @@ class _Handshake:
     """One side of the handshake on a new connection: each proves that it knows the secret, by the other's nonce.
 
     `ours` and `theirs` name the two sides, so that a proof cannot be sent back to its sender. `until` is the
-    instant of `time.monotonic` at which it has to be finished. Raises `OSError` when the connection fails.
+    instant of `time.monotonic` at which it has to be finished. Raise `OSError` when the connection fails.
     """
 
     def __init__(self, connection: socket.socket, secret: bytes, ours: bytes, theirs: bytes) -> None:
@@ -50,7 +50,7 @@ class _Handshake:
     def receive(self) -> bool:
         """Receive once, and send the proof when it is due; return whether the other side has proved itself.
 
-        Raises `NotOurs` when its proof is wrong or the connection is closed, `OSError` when the connection fails.
+        Raise `NotOurs` when its proof is wrong or the connection is closed, `OSError` when the connection fails.
         """
         before = len(self._received)
         if not (data := self.connection.recv(2 * _NONCE - before)):
@@ -75,7 +75,7 @@ def _proof(secret: bytes, side: bytes, nonce: bytes) -> bytes:
 def connect(address: tuple[str, int], secret: bytes) -> socket.socket:
     """Return the server's connection to an actor. Blocks.
 
-    Raises `OSError` when it cannot connect, `NotOurs` when the other side does not know the secret.
+    Raise `OSError` when it cannot connect, `NotOurs` when the other side does not know the secret.
     """
     connection = socket.create_connection(address, HANDSHAKE_SECONDS)
     try:
@@ -93,7 +93,7 @@ def accept(listener: socket.socket, secret: bytes, timeout: float) -> socket.soc
 
     Any host in the network can connect, so handshakes run concurrently: none waits for another.
 
-    Raises `TimeoutError` when the server has not connected within `timeout` seconds.
+    Raise `TimeoutError` when the server has not connected within `timeout` seconds.
     """
     until = time.monotonic() + timeout
     listener.setblocking(False)

@@ -11,7 +11,7 @@ from triglot.version import __version__
 
 
 class RayPlace(Place):
-    """The cluster at the program's address. Raises `ModelLoadError` for instance groups that it cannot have."""
+    """The cluster at the program's address. Raise `ModelLoadError` for instance groups that it cannot have."""
 
     def __init__(self, program: Program) -> None:
         _check_groups(program.config, program.ray)
@@ -24,14 +24,14 @@ class RayPlace(Place):
         self._cluster: Cluster | None = None
 
     def open(self) -> None:
-        """See `Place`. Raises `MissingDependency` when Ray is not installed."""
+        """See `Place`. Raise `MissingDependency` when Ray is not installed."""
         self._cluster = Cluster.open(self._address, self._root / self._only)
 
     def give_up(self) -> None:
         """See `Place`. Does nothing: the pool ends the actors."""
 
     def start(self, program: Program, number: int) -> ActorBody:
-        """See `Place`. Raises `OSError` when the driver cannot be reached, or loading was cancelled."""
+        """See `Place`. Raise `OSError` when the driver cannot be reached, or loading was cancelled."""
         if self._cluster is None:
             raise OSError("loading was cancelled")
         options = program.ray
@@ -57,7 +57,7 @@ def _gpus(config: ModelConfig) -> float:
 def _check_groups(config: ModelConfig, options: RayOptions) -> None:
     """Check the instance groups of a model.
 
-    Raises `ModelLoadError` for groups with GPU numbers, since the nodes are not known yet, and for several groups
+    Raise `ModelLoadError` for groups with GPU numbers, since the nodes are not known yet, and for several groups
     with `max_instances`.
     """
     if options.max_instances and len(config.instance_groups) > 1:

@@ -112,27 +112,27 @@ class Calls:
     # --- calls ---
 
     async def load(self, setup: Mapping[str, Any]) -> Any:
-        """Load the model; returns what it declares. Raises `ModelLoadError`, `NotBegun` and `Unavailable`."""
+        """Load the model; returns what it declares. Raise `ModelLoadError`, `NotBegun` and `Unavailable`."""
         return (await self._result(lambda: (dumps(setup), None), Call(), Kind.LOAD)).fields
 
     async def run(self, inputs: Inputs, call: Call) -> Any:
         """Return what `infer` returns. Responses that it sends before with `call.respond` are passed to `call`.
 
-        Raises what the model raises, `NotBegun`, and `Unavailable` if the process ends or hangs meanwhile: `Lost`
+        Raise what the model raises, `NotBegun`, and `Unavailable` if the process ends or hangs meanwhile: `Lost`
         if it has sent no response.
         """
         return answer_of(await self._result(partial(self._one, inputs, call), call))
 
     async def run_list(self, inputs: Sequence[Inputs], call: BatchCall) -> list[Any]:
-        """Return what `infer_batch` returns: outputs, or an exception, for each member. Raises as `run`."""
+        """Return what `infer_batch` returns: outputs, or an exception, for each member. Raise as `run`."""
         return list_of(await self._result(partial(self._list, inputs, call), call), error_from)
 
     async def check_ready(self) -> bool:
-        """Return whether the model's readiness check passes. Raises `NotBegun` and `Unavailable`."""
+        """Return whether the model's readiness check passes. Raise `NotBegun` and `Unavailable`."""
         return bool(answer_of(await self._result(lambda: (b"", None), Call(), Kind.CHECK)))
 
     async def start(self, call: Call) -> None:
-        """Run the model's `start_instance`. Raises `ModelLoadError`, and as `run`."""
+        """Run the model's `start_instance`. Raise `ModelLoadError`, and as `run`."""
         await self._result(lambda: (dumps(self._fields(call)), None), call, Kind.START)
 
     async def _result(self, content: Content, call: Call, kind: Kind = Kind.CALL) -> Message:
@@ -154,7 +154,7 @@ class Calls:
                 await self._end(state)
 
     async def stream(self, inputs: Inputs, call: Call) -> AsyncGenerator[Any, None]:
-        """Yield the responses that `infer` yields. Raises as `run`; closing the generator closes the model's."""
+        """Yield the responses that `infer` yields. Raise as `run`; closing the generator closes the model's."""
         state = self._begin(Kind.CALL, partial(self._one, inputs, call), call)
         del inputs
         try:
@@ -171,7 +171,7 @@ class Calls:
                 await self._end(state)
 
     def _begin(self, kind: Kind, content: Content, call: Call) -> CallState:
-        """Send a call. Raises `NotBegun` if the process has ended, and what `content` raises."""
+        """Send a call. Raise `NotBegun` if the process has ended, and what `content` raises."""
         text, placed = content()
         with self._channel.lock:
             if self._own is None and self.on_loop:
@@ -396,7 +396,7 @@ def _cancel_all(tasks: set[asyncio.Task[None]]) -> None:
 
 
 def _returned(message: Message) -> Message:
-    """Return the message with what the model's code returned. Raises what that raised."""
+    """Return the message with what the model's code returned. Raise what that raised."""
     if message.kind is Kind.FAILED:
         fields = message.fields
         raise load_error(fields) if "missing" in fields else error_from(fields)

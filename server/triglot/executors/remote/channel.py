@@ -176,11 +176,11 @@ class Channel:
     # --- send ---
 
     def place(self, tensors: Mapping[Any, Any]) -> Placed:
-        """Copy the tensors, named by their keys, for `send`. Raises as `packed`, and `OSError`."""
+        """Copy the tensors, named by their keys, for `send`. Raise as `packed`, and `OSError`."""
         return self.place_all(packed(tensors))
 
     def place_all(self, rows: Iterable[Row]) -> Placed:
-        """As `place`; several tensors may have the same name. Raises `MemoryError` and `OSError`.
+        """As `place`; several tensors may have the same name. Raise `MemoryError` and `OSError`.
 
         Between machines, contiguous arrays are not copied: they are read while they are sent.
         """
@@ -197,7 +197,7 @@ class Channel:
     ) -> None:
         """Send a frame of the call, or question, of this number; does nothing once the other side is gone.
 
-        `text`: JSON, or nothing. `box` is marked as sent. Raises `FrameError` for a frame that is too long.
+        `text`: JSON, or nothing. `box` is marked as sent. Raise `FrameError` for a frame that is too long.
         """
         placed = placed or _NO_TENSORS
         released = self._mirror.released()
@@ -242,7 +242,7 @@ class Channel:
                 self._send_all(0)
 
     def _send_all(self, flags: int) -> None:
-        """Send all frames. Raises `BlockingIOError` if that would block, as `flags` may forbid."""
+        """Send all frames. Raise `BlockingIOError` if that would block, as `flags` may forbid."""
         while self._unsent:
             frame = self._unsent[0]
             if frame.box is not None:
@@ -270,7 +270,7 @@ class Channel:
     async def take(self, box: Mailbox) -> Any:
         """Return the box's next message; waits for it, or blocks on a thread without an event loop.
 
-        Raises the error that was put there.
+        Raise the error that was put there.
         """
         if not box.messages:
             try:
@@ -326,7 +326,7 @@ class Channel:
             self.deliver(message)
 
     def receive(self) -> Message:
-        """Return the next message, waiting for it. Raises `Gone`, also for bytes that are not a valid frame.
+        """Return the next message, waiting for it. Raise `Gone`, also for bytes that are not a valid frame.
 
         On one thread at a time.
         """
@@ -341,7 +341,7 @@ class Channel:
         return Message(frame.kind, frame.call, frame.text, named)
 
     def _tensors(self, frame: Frame, places: tuple[Place, ...]) -> Named:
-        """Return the frame's tensors; maps its region if it is new. Raises `ValueError` and `OSError`."""
+        """Return the frame's tensors; maps its region if it is new. Raise `ValueError` and `OSError`."""
         if not self.shares_memory:
             return self._behind(frame.region_size, places)
         if frame.region_size:
@@ -351,7 +351,7 @@ class Channel:
         return self._mirror.tensors(frame.region, places)
 
     def _behind(self, size: int, places: tuple[Place, ...]) -> Named:
-        """Return the tensors that follow the frame. Raises `OSError`, and `ValueError` for impossible sizes."""
+        """Return the tensors that follow the frame. Raise `OSError`, and `ValueError` for impossible sizes."""
         if not size:
             return arrays_at(NOTHING, places)
         if size > MAX_BYTES or max(place.offset + place.size for place in places) > size:
@@ -409,7 +409,7 @@ class Channel:
 
 
 def run_blocking(work: Coroutine[Any, Any, T]) -> T:
-    """Run the coroutine, and return its result. Raises what it raises, and `RuntimeError` if it suspends."""
+    """Run the coroutine, and return its result. Raise what it raises, and `RuntimeError` if it suspends."""
     try:
         work.send(None)
     except StopIteration as end:

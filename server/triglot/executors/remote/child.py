@@ -83,7 +83,7 @@ class Worker:
         os._exit(1)
 
     def _reach(self, _: Call, asked: ModelCall | ModelTask) -> Any:
-        """Call another model outside of any request. On any thread. Raises `Unavailable` between plain calls."""
+        """Call another model outside of any request. On any thread. Raise `Unavailable` between plain calls."""
         current = self._current
         if current is None:
             raise Unavailable(
@@ -234,7 +234,7 @@ class InstanceConfig(ModelConfig):
         return (self._counts[-1] if self._counts else 0) or 1
 
     def devices(self, gpu_count: Callable[[], int]) -> list[Device]:
-        """Return the device of this instance; none without instance groups. Raises as `ModelConfig.devices`."""
+        """Return the device of this instance; none without instance groups. Raise as `ModelConfig.devices`."""
         devices = ModelConfig.devices(self, gpu_count)
         self._counts.append(len(devices))
         return devices[self.instance % len(devices) :][:1] if devices else []
@@ -343,7 +343,7 @@ def _load_function(path: str) -> Callable[[str, Path, InstanceConfig], Model]:
 def _declared(model: Model, config: InstanceConfig) -> dict[str, Any]:
     """Return the model's attributes, and what else the server needs to know of it.
 
-    Raises `ValueError` for a model that takes whole messages, `TypeError` for an attribute that cannot be sent,
+    Raise `ValueError` for a model that takes whole messages, `TypeError` for an attribute that cannot be sent,
     and as `takes_call`.
     """
     if model.takes_messages:
@@ -375,7 +375,7 @@ def _declared(model: Model, config: InstanceConfig) -> dict[str, Any]:
 
 
 def _run_on(cpus: Any, instance: int) -> None:
-    """Pin the process to one of the CPUs; none: to no CPU. Raises `ValueError` for one that it may not use."""
+    """Pin the process to one of the CPUs; none: to no CPU. Raise `ValueError` for one that it may not use."""
     if not cpus:
         return
     wanted = cpus[instance % len(cpus)]

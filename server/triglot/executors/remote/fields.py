@@ -71,7 +71,7 @@ def _own_fields(call: Call, log_ids: bool) -> dict[str, Any]:
 
 
 def rows_of(answer: object, model: str) -> list[Row]:
-    """Return the rows of what this model's `infer` returned. Raises `Internal` for an invalid response."""
+    """Return the rows of what this model's `infer` returned. Raise `Internal` for an invalid response."""
     if not isinstance(answer, Mapping):
         raise Internal(f"model '{model}' returned {type(answer).__name__}, expected a dict of outputs by name")
     try:
@@ -89,7 +89,7 @@ def non_tensor_fields(answer: object) -> dict[str, Any]:
 
 
 def text_of(fields: Mapping[str, Any], model: str) -> bytes:
-    """Return the fields as JSON, nothing without any. Raises `Internal` for parameters that cannot be sent."""
+    """Return the fields as JSON, nothing without any. Raise `Internal` for parameters that cannot be sent."""
     try:
         return dumps(fields) if fields else b""
     except TypeError as error:

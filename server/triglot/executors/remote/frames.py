@@ -104,7 +104,7 @@ class Frame(NamedTuple):
 
 
 def pack(frame: Frame) -> bytes:
-    """Return the frame as bytes. Raises `FrameError` for one that is too long."""
+    """Return the frame as bytes. Raise `FrameError` for one that is too long."""
     kind, call, text, places, region, region_size, released = frame
     lists = _packed(places, tuple(released)) if places or released else b""
     if len(lists) + len(text) > MAX_FRAME:
@@ -146,7 +146,7 @@ class FrameReader:
         return len(data) >= HEAD.size and len(data) >= HEAD.size + sum(HEAD.unpack_from(data)[:2])
 
     def next(self) -> Frame | None:
-        """Return the next frame; None if it is not complete. Raises `FrameError` for an invalid one."""
+        """Return the next frame; None if it is not complete. Raise `FrameError` for an invalid one."""
         data = self._data
         if len(data) < HEAD.size:
             return None

@@ -58,7 +58,7 @@ class Body(ABC):
 
     @abstractmethod
     def connect(self) -> socket.socket:
-        """Return the connection to it, once it runs. Blocks. Raises `ModelLoadError`."""
+        """Return the connection to it, once it runs. Blocks. Raise `ModelLoadError`."""
 
     @abstractmethod
     def ended(self) -> str:
@@ -86,7 +86,7 @@ class Place(ABC):
 
     @abstractmethod
     def open(self) -> None:
-        """Get ready to `start`. Blocks. Raises `ModelLoadError`."""
+        """Get ready to `start`. Blocks. Raise `ModelLoadError`."""
 
     @abstractmethod
     def give_up(self) -> None:
@@ -94,7 +94,7 @@ class Place(ABC):
 
     @abstractmethod
     def start(self, program: Program, number: int) -> Body:
-        """Start the process of an instance. It ends with the thread that calls this. Raises `OSError`."""
+        """Start the process of an instance. It ends with the thread that calls this. Raise `OSError`."""
 
     @abstractmethod
     def close(self) -> None:

@@ -152,7 +152,7 @@ class Pool:
     # --- start ---
 
     def open(self) -> dict[str, Any]:
-        """Start the first process; returns what its model declares. Blocks. Raises `ModelLoadError`."""
+        """Start the first process; returns what its model declares. Blocks. Raise `ModelLoadError`."""
         begun = time.monotonic()
         slot = Slot(0)
         with self._free:
@@ -164,7 +164,7 @@ class Pool:
     def grow(self, count: int) -> None:
         """Start processes until there are `count` in total, and wait until they are loaded.
 
-        Raises `ModelLoadError`.
+        Raise `ModelLoadError`.
         """
         with self._free:
             more = [Slot(number) for number in range(len(self._slots), count)]
@@ -227,7 +227,7 @@ class Pool:
         return declared
 
     def _start(self, slot: Slot) -> Process:
-        """Start a process for the slot. Raises `OSError`."""
+        """Start a process for the slot. Raise `OSError`."""
         if self._closed:
             raise OSError("loading was cancelled")
         body = self._place.start(self.program, slot.number)
@@ -241,9 +241,9 @@ class Pool:
     # --- calls ---
 
     def checkout(self, call: Call) -> Checkout | None:
-        """Reserve the available process that runs the fewest calls. Returns None while all are busy or loading.
+        """Reserve the available process that runs the fewest calls. Return None while all are busy or loading.
 
-        Raises `Unavailable` if none will be available soon, and `Cancelled` or `DeadlineExceeded` for a call that
+        Raise `Unavailable` if none will be available soon, and `Cancelled` or `DeadlineExceeded` for a call that
         was cancelled or has expired.
         """
         try:
@@ -299,7 +299,7 @@ class Pool:
     def runs_again(self, call: Call, error: BaseException | None) -> bool:
         """Return whether a call whose process was lost is to run in another one.
 
-        Raises `Unavailable` if it has been lost `MAX_TRIES` times.
+        Raise `Unavailable` if it has been lost `MAX_TRIES` times.
         """
         if not self.idempotent or self._closed or call.cancelled:
             return False

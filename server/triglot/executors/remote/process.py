@@ -106,7 +106,7 @@ class Process:
     def load(self, loop: Callable[[], asyncio.AbstractEventLoop | None]) -> dict[str, Any]:
         """Connect to it, and load the model; returns what that declares. `loop` returns the server's event loop.
 
-        Blocks. Raises `ModelLoadError`.
+        Blocks. Raise `ModelLoadError`.
         """
         program = self.program
         connection = self.body.connect()

@@ -62,7 +62,7 @@ class RemoteModel(HostedModel):
         pool.grow(self.instances)
 
     def change_instances(self, config: ModelConfig) -> tuple[int, int] | None:
-        """See `Model`. Adds or removes the last instances. Raises as `start`; then their number is unchanged."""
+        """See `Model`. Adds or removes the last instances. Raise as `start`; then their number is unchanged."""
         pool, before = self._pool, self.instances
         if self.places_instances and self.execution == "ray":  # Ray assigns the devices of each instance.
             after = sum(group.count for group in config.instance_groups)
@@ -159,20 +159,20 @@ class RemoteModel(HostedModel):
     # --- calls ---
 
     async def run_async(self, inputs: Inputs, call: Call) -> Any:
-        """Return what the model returns. Raises what that raises, and `Unavailable` if its process is lost."""
+        """Return what the model returns. Raise what that raises, and `Unavailable` if its process is lost."""
         while True:
             with self._pool.checkout(call) or await self._waited(call) as calls:
                 return await calls.run(inputs, call)
 
     async def run_list_async(self, inputs: Sequence[Inputs], calls: Sequence[Call]) -> list[Any]:
-        """Return the outputs, or the error, of each request. Raises as `run_async`."""
+        """Return the outputs, or the error, of each request. Raise as `run_async`."""
         call = BatchCall(calls)
         while True:
             with self._pool.checkout(call) or await self._waited(call) as of_process:
                 return await of_process.run_list(inputs, call)
 
     async def stream_async(self, inputs: Inputs, call: Call) -> AsyncGenerator[Any, None]:
-        """Yield the responses as the model yields them. Raises as `run_async`."""
+        """Yield the responses as the model yields them. Raise as `run_async`."""
         while True:
             with self._pool.checkout(call) or await self._waited(call) as calls:
                 async with aclosing(calls.stream(inputs, call)) as answers:
@@ -182,7 +182,7 @@ class RemoteModel(HostedModel):
                 return
 
     async def _waited(self, call: Call) -> Checkout:
-        """Wait for a process for this call; the time counts as queue time. Raises as `Pool.checkout`."""
+        """Wait for a process for this call; the time counts as queue time. Raise as `Pool.checkout`."""
         since = time.perf_counter()
         while (checkout := self._pool.checkout(call)) is None:
             await self._pause()

@@ -96,7 +96,7 @@ class Session:
             self.send(Kind.DONE, number, dumps({"result": ready}))
 
     def send(self, kind: Kind, number: int = 0, text: bytes = b"", placed: Placed | None = None) -> None:
-        """Send a frame. On any thread. Raises `FrameError` for one that is too long."""
+        """Send a frame. On any thread. Raise `FrameError` for one that is too long."""
         if os.getpid() != self._pid:
             end_at_once()  # A fork of the model's: only the original process may use the channel.
         self.channel.send(kind, call=number, text=text, placed=placed)
@@ -104,7 +104,7 @@ class Session:
     def ask(self, number: int, asked: ModelCall | ModelTask | None, member: int | None) -> tuple[int, Mailbox]:
         """Send a question on behalf of the call `number`, or of its member with this index.
 
-        Returns the question's number, and its replies. `asked` None: the request's metadata.
+        Return the question's number, and its replies. `asked` None: the request's metadata.
         """
         placed = self.channel.place(asked.inputs) if isinstance(asked, ModelCall) else None
         question = next(self._questions)
@@ -279,7 +279,7 @@ class CallState(Mailbox):
             return self._session.ask(self.number, asked, member)
 
     async def _answer(self, box: Mailbox) -> Any:
-        """Return the response once it has arrived; blocks on a thread without a loop. Raises `ServingError`."""
+        """Return the response once it has arrived; blocks on a thread without a loop. Raise `ServingError`."""
         message = await self._session.channel.take(box)
         if message.kind is Kind.FAILED:
             raise error_of(message.fields)

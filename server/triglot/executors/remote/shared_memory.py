@@ -65,7 +65,7 @@ Named = list[tuple[str, Array]]
 
 
 def shared_memory(size: int) -> int:
-    """Return the file descriptor of `size` bytes of shared memory, zeroed and anonymous. Raises `OSError`."""
+    """Return the file descriptor of `size` bytes of shared memory, zeroed and anonymous. Raise `OSError`."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("triglot", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     else:
@@ -85,7 +85,7 @@ def shared_memory(size: int) -> int:
 
 
 def _check_room(size: int) -> None:
-    """Raises `MemoryError` when `size` bytes are not available.
+    """Raise `MemoryError` when `size` bytes are not available.
 
     The system kills some process when more memory is written than there is.
     """
@@ -104,7 +104,7 @@ def _available() -> int:
 
 
 def mapped(descriptor: int, size: int, *, writable: bool) -> mmap.mmap:
-    """Return the mapped memory, which outlives the file descriptor. Raises `ValueError` if it is smaller."""
+    """Return the mapped memory, which outlives the file descriptor. Raise `ValueError` if it is smaller."""
     access = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
     return mmap.mmap(descriptor, size, mmap.MAP_SHARED, access)
 
@@ -147,7 +147,7 @@ Row = tuple[str, str, tuple[int, ...], Contents]
 def packed(tensors: Mapping[Any, Any]) -> list[Row]:
     """Return the tensors as rows for `Arena.place`.
 
-    Raises `TypeError` for a dtype that is no datatype's, and `MemoryError` when there is not enough memory.
+    Raise `TypeError` for a dtype that is no datatype's, and `MemoryError` when there is not enough memory.
     """
     rows: list[Row] = []
     size = 0
@@ -220,7 +220,7 @@ class Arena:
     def place(self, rows: Iterable[Row]) -> Placed:
         """Copy the tensors into a free region, or a new one; none is used for tensors without bytes.
 
-        Raises `MemoryError` and `OSError`.
+        Raise `MemoryError` and `OSError`.
         """
         places, contents, end = _laid_out(rows)
         if not end:
@@ -272,7 +272,7 @@ class Arena:
             self._regions.pop(number, None)
 
     def release(self, numbers: Iterable[int]) -> None:
-        """Note that the reader has released these regions. Raises `FrameError` for an unknown one."""
+        """Note that the reader has released these regions. Raise `FrameError` for an unknown one."""
         with self._lock:
             for number in numbers:
                 region = self._regions.get(number)
@@ -310,7 +310,7 @@ class Mirror:
         self._released: deque[int] = deque()
 
     def adopt(self, number: int, size: int, descriptor: int) -> None:
-        """Map a new region of `size` bytes, and close its descriptor. Raises `ValueError` and `OSError`."""
+        """Map a new region of `size` bytes, and close its descriptor. Raise `ValueError` and `OSError`."""
         try:
             self._memory[number] = mapped(descriptor, size, writable=False)
         finally:
@@ -319,7 +319,7 @@ class Mirror:
     def tensors(self, number: int, places: Sequence[Place]) -> Named:
         """Return the tensors in the region of this number, as read-only arrays with their names; 0: no region.
 
-        Raises `FrameError` for an unknown region, or places that do not fit it.
+        Raise `FrameError` for an unknown region, or places that do not fit it.
         """
         return arrays_at(self._base(number, places) if number else NOTHING, places)
 
@@ -356,14 +356,14 @@ class Mirror:
 
 
 def arrays_at(base: Array, places: Sequence[Place]) -> Named:
-    """Return the tensors over the bytes of `base`, with their names. Raises as `array_at`."""
+    """Return the tensors over the bytes of `base`, with their names. Raise as `array_at`."""
     return [(place.name, array_at(base, place)) for place in places]
 
 
 def array_at(base: Array, place: Place) -> Array:
     """Return the tensor over the bytes of `base`; a copy for BYTES.
 
-    Raises `FrameError` for a wrong size and for wrongly packed BYTES.
+    Raise `FrameError` for a wrong size and for wrongly packed BYTES.
     """
     count = element_count(place.shape)
     if place.datatype == "BYTES":

@@ -34,12 +34,12 @@ _CLASSES: Mapping[str, type] = {
 
 
 def dumps(value: object) -> bytes:
-    """Return the value as JSON. Raises `TypeError`, which names the type, for a value of an unknown type."""
+    """Return the value as JSON. Raise `TypeError`, which names the type, for a value of an unknown type."""
     return _encode(_plain(value)).encode()
 
 
 def loads(data: bytes) -> Any:
-    """Return the value; tuples have become lists. Raises `ValueError` for JSON that `dumps` does not write."""
+    """Return the value; tuples have become lists. Raise `ValueError` for JSON that `dumps` does not write."""
     return (_decode if b'"!":' in data else json.loads)(data.decode())
 
 

@@ -27,9 +27,9 @@ class Health:
         self._services = frozenset(services)
 
     async def _status(self, permission: Permission, name: str) -> pb.HealthCheckResponse:
-        """Returns the status.
+        """Return the status.
 
-        Raises `ModelNotFound`, and `PermissionDenied` for a model that the client may not use.
+        Raise `ModelNotFound`, and `PermissionDenied` for a model that the client may not use.
         """
         everything = not name or name in self._services
         ok = self._dataplane.ready if everything else await self._dataplane.check_ready(permission, name)
@@ -38,20 +38,20 @@ class Health:
         )
 
     async def check(self, request: pb.HealthCheckRequest, call: Call) -> pb.HealthCheckResponse:
-        """Returns the status of a name. Raises `NotFound`."""
+        """Return the status of a name. Raise `NotFound`."""
         try:
             return await self._status(call.permission, request.service)
         except ModelNotFound:
             raise NotFound(f"'{request.service}' is neither a service nor a model of this server") from None
 
     async def list(self, _: pb.HealthListRequest, call: Call) -> pb.HealthListResponse:
-        """Returns the status of every name that the client may check."""
+        """Return the status of every name that the client may check."""
         names = ["", *self._services, *self._dataplane.known_names(call.permission)]
         statuses = await asyncio.gather(*map(partial(self._status, call.permission), names))
         return pb.HealthListResponse(statuses=dict(zip(names, statuses, strict=True)))
 
     async def watch(self, request: pb.HealthCheckRequest, call: Call) -> AsyncIterator[pb.HealthCheckResponse]:
-        """Yields the status, now and at every change; SERVICE_UNKNOWN for a name that may still be added."""
+        """Yield the status, now and at every change; SERVICE_UNKNOWN for a name that may still be added."""
         last = None
         while True:
             try:
@@ -64,7 +64,7 @@ class Health:
             await self._dataplane.readiness_changed(POLL_SECONDS)
 
     def grpc_service(self) -> Service:
-        """Returns the rows."""
+        """Return the rows."""
         decode = partial(parse, pb.HealthCheckRequest)
         decode_list = partial(parse, pb.HealthListRequest)
         return Service(

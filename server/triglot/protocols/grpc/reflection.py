@@ -23,7 +23,7 @@ SERVICES = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.Serv
 
 
 def reflection_services(service_names: Sequence[str]) -> list[Service]:
-    """Returns both versions, which differ only in their package name. `service_names` are the other services."""
+    """Return both versions, which differ only in their package name. `service_names` are the other services."""
     names = sorted([*service_names, *SERVICES])
     return [
         Service(

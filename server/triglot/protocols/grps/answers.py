@@ -39,7 +39,7 @@ Answer = Message | bytes | None
 
 
 def encoded_answer(response: InferenceResponse, request_message: Message | None) -> Encoded | Message:
-    """Returns what `answer_message` does, serialized already if that is quick."""
+    """Return what `answer_message` does, serialized already if that is quick."""
     scatters = may_scatter(response)
     pieces = _output_pieces(response.outputs)
     if pieces is None:
@@ -48,9 +48,9 @@ def encoded_answer(response: InferenceResponse, request_message: Message | None)
 
 
 def _output_pieces(outputs: Sequence[OutputTensor]) -> list[Any] | None:
-    """Returns a GrpsMessage with status OK in pieces to join, for the usual response: one output of floats.
+    """Return a GrpsMessage with status OK in pieces to join, for the usual response: one output of floats.
 
-    Returns None for others: `encode_message` handles them all, but takes several times as long.
+    Return None for others: `encode_message` handles them all, but takes several times as long.
     """
     if len(outputs) != 1:
         return None
@@ -65,7 +65,7 @@ def _output_pieces(outputs: Sequence[OutputTensor]) -> list[Any] | None:
 
 @lru_cache(maxsize=1024)
 def _outputs_head(name: str, dtype: int, shape: tuple[int, ...], float_bytes: int) -> bytes:
-    """Returns all bytes before the floats."""
+    """Return all bytes before the floats."""
     head = tensor_head(name, dtype, shape, float_bytes)
     size = len(head) + float_bytes
     prefix = length_prefix(TENSOR, size)
@@ -78,7 +78,7 @@ def answer_size(answer: Encoded | Answer) -> int:
 
 
 def encode_answer(answer: Encoded | Answer) -> bytes:
-    """Returns a serialized GrpsMessage, with its status."""
+    """Return a serialized GrpsMessage, with its status."""
     if isinstance(answer, Encoded):
         return bytes(answer.data)
     if isinstance(answer, Message):
@@ -87,12 +87,12 @@ def encode_answer(answer: Encoded | Answer) -> bytes:
 
 
 def scatter_answer(answer: Encoded | Answer) -> bytes | Scattered:
-    """Returns what `encode_answer` does, but with large arrays sent in place."""
+    """Return what `encode_answer` does, but with large arrays sent in place."""
     return answer.data if isinstance(answer, Encoded) else encode_answer(answer)
 
 
 def scatter_item(answer: Encoded | Message | bytes) -> bytes | Scattered:
-    """Returns what `encode_item` does, but with large arrays sent in place."""
+    """Return what `encode_item` does, but with large arrays sent in place."""
     return answer.data if isinstance(answer, Encoded) else encode_item(answer)
 
 

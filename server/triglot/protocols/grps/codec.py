@@ -76,22 +76,22 @@ _MAP_DATA: Final = MessageRules(repeats=dict.fromkeys(range(1, len(_MAPS) + 1), 
 
 
 def model_of(data: MessageBytes) -> str:
-    """Returns the model that a serialized GrpsMessage names, "" if none; other fields are skipped.
+    """Return the model that a serialized GrpsMessage names, "" if none; other fields are skipped.
 
-    Raises `InvalidArgument`.
+    Raise `InvalidArgument`.
     """
     models = _payloads(data, _MODEL)
     return _text(models[-1], "model") if models else ""
 
 
 def is_failure(data: MessageBytes) -> bool:
-    """Whether the status of a serialized GrpsMessage is FAILURE. Raises `InvalidArgument`."""
+    """Whether the status of a serialized GrpsMessage is FAILURE. Raise `InvalidArgument`."""
     statuses = _payloads(data, _STATUS)
     return bool(statuses) and parse(pb.Status, b"".join(statuses)).status == FAILURE
 
 
 def _payloads(data: MessageBytes, number: int) -> list[MessageBytes]:
-    """Returns the payload of each occurrence of the field `status` or `model`."""
+    """Return the payload of each occurrence of the field `status` or `model`."""
     wanted = number << 3 | LENGTH
     found: list[MessageBytes] = []
     at, end = 0, len(data)
@@ -114,7 +114,7 @@ def _payloads(data: MessageBytes, number: int) -> list[MessageBytes]:
 
 
 def check_tensors(data: MessageBytes) -> None:
-    """Raises `InvalidArgument` for a large message that has too many tensors, or is damaged."""
+    """Raise `InvalidArgument` for a large message that has too many tensors, or is damaged."""
     if len(data) <= TENSORS_FROM_BYTES:
         return
     tensors = 0
@@ -135,9 +135,9 @@ def _text(payload: bytes | memoryview, what: str) -> str:
 
 
 def decode_message(data: bytes | memoryview) -> Message:
-    """Returns the message of `data`; packed floats of a large one are views of `data`.
+    """Return the message of `data`; packed floats of a large one are views of `data`.
 
-    Raises `InvalidArgument`.
+    Raise `InvalidArgument`.
     """
     if len(data) < SCAN_FROM_BYTES:
         message = parse(pb.GrpsMessage, bytes(data))
@@ -184,7 +184,7 @@ def _map_of(message: pb.GenericMapData) -> GrpsMap:
 
 
 def _merge(members: list[tuple[int, memoryview]]) -> Data:
-    """Returns the oneof's final value: its last member, merged with the same member directly before it.
+    """Return the oneof's final value: its last member, merged with the same member directly before it.
 
     The others are decoded as well, because protobuf would reject a damaged one.
     """
@@ -247,9 +247,9 @@ def _member_size(number: int, payload: memoryview) -> int:
 
 
 def encode_message(message: Message) -> bytes:
-    """Returns a serialized GrpsMessage, copied once from the floats' memory.
+    """Return a serialized GrpsMessage, copied once from the floats' memory.
 
-    Raises `InvalidArgument` for a string that UTF-8 cannot encode.
+    Raise `InvalidArgument` for a string that UTF-8 cannot encode.
     """
     pieces: list[Any] = []
     if message.status is not None:
@@ -265,7 +265,7 @@ def _field(number: int, pieces: Sequence[Any]) -> list[Any]:
 
 
 def _member(data: Data) -> list[Any]:
-    """Returns the oneof's member in pieces to join, even if it is empty."""
+    """Return the oneof's member in pieces to join, even if it is empty."""
     if data is None:
         return []
     if isinstance(data, list):
@@ -317,7 +317,7 @@ SUCCESS_FIELD: Final = _status_field(OK)
 
 
 def with_success(data: bytes) -> bytes:
-    """Returns a serialized GrpsMessage with the status 200, "OK" and SUCCESS, whatever its status was.
+    """Return a serialized GrpsMessage with the status 200, "OK" and SUCCESS, whatever its status was.
 
     Of repeated statuses the last one overrides the fields that it sets, and this one sets all three.
     """
@@ -325,5 +325,5 @@ def with_success(data: bytes) -> bytes:
 
 
 def failure(code: int, msg: str) -> bytes:
-    """Returns a serialized GrpsMessage with just a status of FAILURE. Lone surrogates in `msg` are replaced."""
+    """Return a serialized GrpsMessage with just a status of FAILURE. Lone surrogates in `msg` are replaced."""
     return _status_field(Status(code, msg.encode(errors="replace").decode(), FAILURE))

@@ -42,9 +42,9 @@ _EMPTY = np.empty(0, np.float32)
 
 
 def read_tensor(data: memoryview) -> GrpsTensor:
-    """Returns the tensor of a serialized GenericTensor; its packed floats are a view of `data`.
+    """Return the tensor of a serialized GenericTensor; its packed floats are a view of `data`.
 
-    Raises `InvalidArgument`.
+    Raise `InvalidArgument`.
     """
     try:
         rest, cuts = scan(data, _RULES, FEW_FIELDS)
@@ -74,9 +74,9 @@ def _floats(payload: memoryview, dtype: np.dtype[Any]) -> Array:
 
 
 def tensor_of_message(message: pb.GenericTensor, *, limited: bool = True) -> GrpsTensor:
-    """Returns the tensor of a parsed GenericTensor, with the list of its dtype.
+    """Return the tensor of a parsed GenericTensor, with the list of its dtype.
 
-    Raises `InvalidArgument` for more dims than `MAX_DIMS`, if `limited`.
+    Raise `InvalidArgument` for more dims than `MAX_DIMS`, if `limited`.
     """
     if limited and len(message.shape) > MAX_DIMS.count:
         raise limit_error(MAX_DIMS)
@@ -96,7 +96,7 @@ def _with_elements(message: pb.GenericTensor, elements: Array) -> GrpsTensor:
 
 
 def reading_size(data: memoryview) -> int:
-    """Returns how many bytes `read_tensor` parses besides packed floats. Raises `InvalidArgument`."""
+    """Return how many bytes `read_tensor` parses besides packed floats. Raise `InvalidArgument`."""
     try:
         return len(scan(data, _RULES, FEW_FIELDS)[0])
     except TooManyFields:
@@ -104,9 +104,9 @@ def reading_size(data: memoryview) -> int:
 
 
 def tensor_pieces(tensor: GrpsTensor) -> tuple[Any, ...]:
-    """Returns a serialized GenericTensor as two pieces to join; the second is the memory of floats.
+    """Return a serialized GenericTensor as two pieces to join; the second is the memory of floats.
 
-    Raises `InvalidArgument` for a string that UTF-8 cannot encode.
+    Raise `InvalidArgument` for a string that UTF-8 cannot encode.
     """
     row = LISTS.get(tensor.dtype)
     if row is None or not tensor.elements.size:
@@ -126,12 +126,12 @@ def _elements(elements: Array, row: FlatList) -> bytes:
 
 
 def _head(name: str, dtype: int, shape: tuple[int, ...], float_bytes: int) -> bytes:
-    """Returns what `tensor_head` does, cached unless the name is very long."""
+    """Return what `tensor_head` does, cached unless the name is very long."""
     return (_cached_head if len(name) <= MAX_CACHED else tensor_head)(name, dtype, shape, float_bytes)
 
 
 def tensor_head(name: str, dtype: int, shape: tuple[int, ...], float_bytes: int) -> bytes:
-    """Returns all of a tensor but its elements, with the prefix of packed floats."""
+    """Return all of a tensor but its elements, with the prefix of packed floats."""
     encoded_name = utf8(name, "a tensor's name")
     pieces = [length_prefix(_NAME, len(encoded_name)), encoded_name] if encoded_name else []
     pieces.append(serialize(pb.GenericTensor(dtype=dtype, shape=shape)))  # type: ignore[arg-type]  # Any number.

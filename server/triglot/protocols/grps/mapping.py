@@ -30,14 +30,14 @@ _MAP_DATATYPES = {"s_i32": "INT32", "s_i64": "INT64", "s_f": "FP32", "s_d": "FP6
 
 
 def bind_message(message: Message, signature: Signature, model_name: str) -> list[InputTensor]:
-    """Returns the message's data as inputs of a model that declares them.
+    """Return the message's data as inputs of a model that declares them.
 
     gtensors are inputs by name or, if unnamed, in the order of the inputs. str_data and bin_data are a BYTES input
     of one element, an ndarray is one input, and each entry of a gmap is one input of one element. An ndarray and a
     gmap's numbers are cast to the declared datatype if no value changes, and so are gtensors if grps lacks the
     declared datatype.
 
-    Raises `InvalidArgument` for the data itself, as `InvalidRequest` if it does not fit the signature.
+    Raise `InvalidArgument` for the data itself, as `InvalidRequest` if it does not fit the signature.
     """
     data = message.data
     binding = _Binding(signature, model_name)
@@ -62,7 +62,7 @@ class _Binding:
         self._model = model_name
 
     def mismatch(self, data: Data) -> InvalidRequest:
-        """Returns the error for a kind of data that cannot be these inputs."""
+        """Return the error for a kind of data that cannot be these inputs."""
         takes = ", ".join(
             [f"'{spec.name}' ({spec.datatype} {shape_text(spec.shape)})" for spec in self._signature.inputs]
         )
@@ -74,7 +74,7 @@ class _Binding:
         return InvalidRequest(f"model '{self._model}' expects {takes or 'no inputs'}; the message has {got}")
 
     def only(self, data: Data) -> TensorSpec:
-        """Returns the only required input. Raises `InvalidRequest` if there is not exactly one."""
+        """Return the only required input. Raise `InvalidRequest` if there is not exactly one."""
         inputs = self._signature.inputs
         needed = [spec for spec in inputs if len(inputs) == 1 or spec.name not in self._signature.may_lack]
         if len(needed) != 1 or (isinstance(data, str | bytes) and needed[0].datatype != "BYTES"):
@@ -82,7 +82,7 @@ class _Binding:
         return needed[0]
 
     def by_name(self, name: str, kind: str) -> TensorSpec:
-        """Returns the input for an entry of a gmap. Raises `InvalidRequest`."""
+        """Return the input for an entry of a gmap. Raise `InvalidRequest`."""
         rule = self._signature.input_rules.get(name)
         if rule is None:
             raise InvalidRequest(
@@ -92,7 +92,7 @@ class _Binding:
         return rule.spec
 
     def tensors(self, tensors: list[GrpsTensor]) -> list[InputTensor]:
-        """Returns tensors as inputs by name, or in the order of the inputs."""
+        """Return tensors as inputs by name, or in the order of the inputs."""
         specs = self._signature.inputs
         if _are_named(tensors):
             rules = self._signature.input_rules
@@ -109,7 +109,7 @@ class _Binding:
         return [self._declared(tensor, spec.name, spec) for tensor, spec in zip(tensors, specs, strict=False)]
 
     def _declared(self, tensor: GrpsTensor, name: str, spec: TensorSpec | None) -> InputTensor:
-        """Returns the tensor as its input; a tensor with an unknown name is left unchanged."""
+        """Return the tensor as its input; a tensor with an unknown name is left unchanged."""
         given = input_tensor(tensor, name)
         if spec is None or given.datatype == spec.datatype:
             return given
@@ -122,12 +122,12 @@ class _Binding:
         return self._cast(given, spec, dtype_text(tensor.dtype))
 
     def ndarray(self, tensor: GrpsTensor) -> InputTensor:
-        """Returns a JSON ndarray, whose numbers have no datatype, as the only input."""
+        """Return a JSON ndarray, whose numbers have no datatype, as the only input."""
         spec = self.only([tensor])
         return self._cast(input_tensor(tensor, spec.name), spec, "ndarray")
 
     def single(self, spec: TensorSpec, value: Array) -> InputTensor:
-        """Returns an input of one element."""
+        """Return an input of one element."""
         shape = (1,) if spec.shape is None else tuple([1 if dim == -1 else dim for dim in spec.shape])
         if element_count(shape) != 1:
             raise InvalidRequest(
@@ -150,7 +150,7 @@ class _Binding:
 
 
 def _are_named(tensors: list[GrpsTensor]) -> bool:
-    """Whether the tensors have names. Raises `InvalidArgument` if only some have."""
+    """Whether the tensors have names. Raise `InvalidArgument` if only some have."""
     named = [tensor.name for tensor in tensors if tensor.name]
     if named and len(named) < len(tensors):
         raise InvalidArgument(
@@ -164,7 +164,7 @@ def _text_array(data: str | bytes) -> Array:
 
 
 def _entries(data: GrpsMap) -> Iterator[tuple[str, str, Array]]:
-    """Yields for each entry its map's name, its own name, and its value as a flat array of one element."""
+    """Yield for each entry its map's name, its own name, and its value as a flat array of one element."""
     texts: dict[str, Mapping[str, str | bytes]] = {"s_s": data.s_s, "s_b": data.s_b}
     for kind, entries in texts.items():
         for name, text in entries.items():
@@ -176,11 +176,11 @@ def _entries(data: GrpsMap) -> Iterator[tuple[str, str, Array]]:
 
 
 def tensors_of(message: Message) -> list[InputTensor]:
-    """Returns the message's data as inputs of a model that takes any.
+    """Return the message's data as inputs of a model that takes any.
 
     Unnamed ones are `input_0`, `input_1` and so on.
 
-    Raises `InvalidArgument`.
+    Raise `InvalidArgument`.
     """
     data = message.data
     if isinstance(data, list):
@@ -196,7 +196,7 @@ def tensors_of(message: Message) -> list[InputTensor]:
 
 
 def answer_message(response: InferenceResponse, request_message: Message | None) -> Message:
-    """Returns text or bytes if the request had those and the output is one BYTES element, else gtensors.
+    """Return text or bytes if the request had those and the output is one BYTES element, else gtensors.
 
     `request_message` is the request's message, None for one of gtensors. The status is OK.
     """

@@ -86,7 +86,7 @@ class NoSuchModel(InvalidArgument):
 
 
 def failure_of(error: ServingError) -> Status:
-    """Returns the status of an error. Errors in a model's input are 500, as in grps itself."""
+    """Return the status of an error. Errors in a model's input are 500, as in grps itself."""
     return Status(_code(error), error.message, FAILURE)
 
 

@@ -79,7 +79,7 @@ MODEL = ApiOperation(
 
 
 def predict_operation(streaming_type: str, *, customized: bool, streaming_query: str = "") -> ApiOperation:
-    """Returns the operation of a predict row. `streaming_query`: the query parameter for streams, if any."""
+    """Return the operation of a predict row. `streaming_query`: the query parameter for streams, if any."""
     streamed = [query(streaming_query, STRING, "true: answer with a stream")] if streaming_query else []
     if customized:
         return ApiOperation(
@@ -110,6 +110,6 @@ def predict_operation(streaming_type: str, *, customized: bool, streaming_query:
 
 
 def predict_of(model: ModelMetadata) -> ApiOperation | None:
-    """Returns an example of the row's own operation for one model."""
+    """Return an example of the row's own operation for one model."""
     calls = sample_calls(model, ["grps"], largest=LARGEST_EXAMPLE)
     return ApiOperation(f"Predict with {model.name}", examples={model.name: calls[0].body}) if calls else None

@@ -37,7 +37,7 @@ class RequestLayout:
         self._inputs: list[tuple[str, str, tuple[int, ...]]] = []
 
     def message(self, values: Sequence[bytes]) -> Message:
-        """Returns the message with these floats."""
+        """Return the message with these floats."""
         tensors = [
             GrpsTensor(name, dtype, shape, array_over(value, wire, count))
             for (name, dtype, shape, wire, count), value in zip(self._heads, values, strict=True)
@@ -52,7 +52,7 @@ class RequestLayout:
             self.signature = signature
 
     def inputs(self, values: Sequence[bytes]) -> list[InputTensor]:
-        """Returns the inputs of `signature` with these floats."""
+        """Return the inputs of `signature` with these floats."""
         return [
             InputTensor(name, datatype, shape, value)
             for (name, datatype, shape), value in zip(self._inputs, values, strict=True)

@@ -75,7 +75,7 @@ class Http(InferenceHandler):
         self._limits = limits
 
     def decode(self, http: HttpRequest) -> DecodedPredict:
-        """Decode a request. Raises `BadRequest` for errors besides those in the body."""
+        """Decode a request. Raise `BadRequest` for errors besides those in the body."""
         query = _query(http)
         streaming = self._wants_stream(http, query)
         if self._rules.customized_body:
@@ -104,7 +104,7 @@ class Http(InferenceHandler):
             return False
 
     def body_limit(self, headers: Mapping[str, str]) -> int | None:
-        """Returns the largest body in bytes. None: the server's limit."""
+        """Return the largest body in bytes. None: the server's limit."""
         is_json = not self._rules.customized_body and headers.get("content-type", "").lower().startswith(JSON)
         return self._limits.size if is_json else None
 
@@ -120,7 +120,7 @@ class Http(InferenceHandler):
         )
 
     def example_of(self, model: ModelMetadata, _: str) -> ApiOperation | None:
-        """Returns an example for a model; none for customised HTTP, which a project parses itself."""
+        """Return an example for a model; none for customised HTTP, which a project parses itself."""
         return None if self._rules.customized_body else openapi.predict_of(model)
 
     def start(self, decoded: DecodedPredict, call: Call, sink: Sink, defer: Defer | None = None) -> Running:
@@ -135,19 +135,19 @@ class Http(InferenceHandler):
         return worded(error, call)
 
     def stream_form(self, decoded: DecodedPredict) -> StreamForm | None:
-        """Returns the form of a stream: an error is the last answer (grps 3.5, 3.6)."""
+        """Return the form of a stream: an error is the last answer (grps 3.5, 3.6)."""
         if not decoded.streaming:
             return None
         return StreamForm(self._rules.streaming_content_type, _chunk, self._last_chunk, _printing_size)
 
     def _last_chunk(self, error: ServingError) -> bytes:
-        """Returns an error as the last chunk of a stream."""
+        """Return an error as the last chunk of a stream."""
         if self._rules.customized_body:
             return error.message.encode()
         return _chunk(Message(status=failure_of(error)))
 
     def encode(self, answer: Answer, decoded: DecodedPredict) -> HttpResponse:
-        """Encode an answer in the requested form. Raises `Internal` if it has no ndarray form."""
+        """Encode an answer in the requested form. Raise `Internal` if it has no ndarray form."""
         if self._rules.customized_body:
             exchange = decoded.request.exchange
             own = None if exchange is None else exchange.http_response
@@ -175,7 +175,7 @@ class Http(InferenceHandler):
 
 
 def grps_routes(service: Grps, rules: HttpRules, limits: JsonLimits = DEFAULT_LIMITS) -> list[Route]:
-    """Returns the rows of grps' HTTP interface, except those of its monitor."""
+    """Return the rows of grps' HTTP interface, except those of its monitor."""
     http, plain = Http(service, rules, limits), Http(service, HttpRules(always_200=rules.always_200))
     health, described = Operation.HEALTH, Operation.METADATA
 
@@ -218,7 +218,7 @@ def grps_routes(service: Grps, rules: HttpRules, limits: JsonLimits = DEFAULT_LI
 
 
 def _options_row(path: str, verbs: list[str]) -> Route:
-    """Returns the row that lists a path's methods (grps 3.1)."""
+    """Return the row that lists a path's methods (grps 3.1)."""
     answer = HttpResponse(b"", content_type=TEXT, headers={"Allow": ", ".join(verbs)})
     return Route(
         "OPTIONS",
@@ -259,13 +259,13 @@ def _predict_row(http: Http, path: str) -> Callable[[str], Route]:
 
 
 def _query(http: HttpRequest) -> dict[str, str]:
-    """Returns the query's parameters; the first of a repeated one counts."""
+    """Return the query's parameters; the first of a repeated one counts."""
     parameters = parse_qs(http.target.partition("?")[2], keep_blank_values=True, errors="replace")
     return {name: values[0] for name, values in parameters.items()}
 
 
 def _media_type(http: HttpRequest) -> str:
-    """Returns the content type, JSON or bytes, without its parameters (grps 3.3). Raises `BadRequest`."""
+    """Return the content type, JSON or bytes, without its parameters (grps 3.3). Raise `BadRequest`."""
     header = http.headers.get("content-type")
     if header is None:
         raise BadRequest("No content type in headers.")
@@ -276,7 +276,7 @@ def _media_type(http: HttpRequest) -> str:
 
 
 def _text_size(http: HttpRequest) -> int:
-    """Returns how many bytes of the body are parsed as text."""
+    """Return how many bytes of the body are parsed as text."""
     return 0 if http.headers.get("content-type", "").lower().startswith(BYTES) else len(http.body)
 
 

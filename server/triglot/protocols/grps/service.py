@@ -60,11 +60,11 @@ NOT_READY = Status(503, "Service Unavailable", FAILURE)
 
 
 def find_servable(dataplane: DataPlane, permission: Permission, model_id: str, default_model: str) -> Servable:
-    """Returns the version for a request, to be leased by `with`.
+    """Return the version for a request, to be leased by `with`.
 
     Without an id that is the default model, or the only one. A model that is not a grps project's is found by its
     bare name, too. Models that the permission does not cover count as unknown; an id that can mean no other model
-    raises `PermissionDenied`. Raises `ModelNotFound`, and `Unavailable` for one that is not ready.
+    raises `PermissionDenied`. Raise `ModelNotFound`, and `Unavailable` for one that is not ready.
     """
     if model_id:
         # Most ids have this form, and are not ambiguous.
@@ -105,7 +105,7 @@ def _only_model(dataplane: DataPlane, permission: Permission) -> str:
 
 
 def _candidates(model_id: str) -> Iterator[tuple[str, str]]:
-    """Yields each (name, version) that an id may mean: both may contain dashes."""
+    """Yield each (name, version) that an id may mean: both may contain dashes."""
     name, dash, version = model_id.rpartition("-")
     while dash:
         if version:
@@ -115,7 +115,7 @@ def _candidates(model_id: str) -> Iterator[tuple[str, str]]:
 
 
 def _version(dataplane: DataPlane, permission: Permission, model: str, version: str) -> Servable:
-    """Returns a version by its number, or by its label, which is the version's name in a project."""
+    """Return a version by its number, or by its label, which is the version's name in a project."""
     if version.isdecimal():
         return dataplane.servable(permission, model, version)
     return dataplane.servable(permission, model, label=version)
@@ -162,21 +162,21 @@ class Grps:
         log.info("%s: grps health is now %sready", now, "" if self.online else "not ")
 
     async def live(self, _: Any, __: Call) -> Status:
-        """Returns that the server is live: it answers."""
+        """Return that the server is live: it answers."""
         return OK
 
     async def ready(self, _: Any, __: Call) -> Status:
-        """Returns readiness: online, and all models ready (grps 3.2)."""
+        """Return readiness: online, and all models ready (grps 3.2)."""
         return OK if self.online and self._dataplane.ready else NOT_READY
 
     async def server_metadata(self, _: Any, call: Call) -> Message:
-        """Returns the configured or generated description of the server."""
+        """Return the configured or generated description of the server."""
         return Message(data=self._server_text(call.permission), status=OK)
 
     async def model_metadata(self, name: str | None, call: Call) -> Message:
-        """Returns a model's description; the model is found by its name or its id.
+        """Return a model's description; the model is found by its name or its id.
 
-        Raises `BadRequest` without a name, `NoSuchModel`, and `PermissionDenied` for a model that the client may
+        Raise `BadRequest` without a name, `NoSuchModel`, and `PermissionDenied` for a model that the client may
         not use.
         """
         permission = call.permission
@@ -198,9 +198,9 @@ class Grps:
     # --- predict ---
 
     def decode(self, encoded: MessageBytes) -> Request:
-        """Returns the request of a serialized GrpsMessage; errors in its content are kept for the response.
+        """Return the request of a serialized GrpsMessage; errors in its content are kept for the response.
 
-        Raises `Undecodable`.
+        Raise `Undecodable`.
         """
         request = self._decode(encoded)
         request.encoded = encoded
@@ -221,11 +221,11 @@ class Grps:
         return request
 
     def request_of(self, message: Message, model: str) -> Request:
-        """Returns the request of a message that was not sent as protobuf.
+        """Return the request of a message that was not sent as protobuf.
 
         Models that take messages get it serialized.
 
-        Raises `InvalidArgument` if it cannot be serialized.
+        Raise `InvalidArgument` if it cannot be serialized.
         """
         request = Request(model, message)
         try:
@@ -249,9 +249,9 @@ class Grps:
         return self._dataplane.start(servable, inference, call, sink, defer, streams=streams)
 
     def _servable(self, request: Request, call: Call) -> Servable:
-        """Returns the version for a request, and records its model in the call.
+        """Return the version for a request, and records its model in the call.
 
-        Raises `ServingError`, also for errors in the request's content.
+        Raise `ServingError`, also for errors in the request's content.
         """
         call.model_name = request.model
         servable = find_servable(self._dataplane, call.permission, request.model, self._default_model)
@@ -267,13 +267,13 @@ class Grps:
     # --- gRPC ---
 
     async def grpc_model_metadata(self, request: pb.GrpsMessage, call: Call) -> Message:
-        """Returns what `model_metadata` does; for an empty name, gRPC has another error text than HTTP."""
+        """Return what `model_metadata` does; for an empty name, gRPC has another error text than HTTP."""
         if request.HasField("str_data") and not request.str_data:
             raise BadRequest("The model name is empty.")
         return await self.model_metadata(request.str_data if request.HasField("str_data") else None, call)
 
     def grpc_service(self) -> Service:
-        """Returns the rows of GrpsService."""
+        """Return the rows of GrpsService."""
         health, metadata, infer = Operation.HEALTH, Operation.METADATA, Operation.INFER
         return Service(
             SERVICE,
@@ -337,7 +337,7 @@ class GrpsInference(InferenceHandler):
 
 
 def worded(error: ServingError, call: Call) -> ServingError:
-    """Returns an error of the data plane as grps words it."""
+    """Return an error of the data plane as grps words it."""
     if isinstance(error, Decoupled):
         name = call.model_name
         return Unimplemented(f"model '{name}' returns a stream: call PredictStreaming, or request streaming")
@@ -357,7 +357,7 @@ def _parse(data: MessageBytes) -> pb.GrpsMessage:
 
 
 def _encoded(request: Request) -> MessageBytes:
-    """Returns the request's bytes for a project's model."""
+    """Return the request's bytes for a project's model."""
     if request.encoded is None and request.message is not None:
         # The model was replaced by one that takes messages after the request was decoded.
         return encode_message(request.message)
@@ -399,7 +399,7 @@ def _encode_status(status: Status) -> bytes:
 
 
 def model_text(servable: Servable) -> str:
-    """Returns the description in the model's own configuration, or else what it declares."""
+    """Return the description in the model's own configuration, or else what it declares."""
     description = servable.model.description
     if description is None:
         signature = servable.signature
@@ -425,7 +425,7 @@ def _tensors(specs: Iterable[TensorSpec]) -> list[dict[str, Any]]:
 
 
 def server_text(server_name: str, dataplane: DataPlane, permission: Permission) -> str:
-    """Returns the server's name, and the models that the client may use: loaded ones, and failed ones."""
+    """Return the server's name, and the models that the client may use: loaded ones, and failed ones."""
     models = [
         {"name": version.files.name, "version": str(version.files.version), "state": version.state.value}
         for version in dataplane.versions(permission)

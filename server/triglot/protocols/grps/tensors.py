@@ -21,16 +21,16 @@ DTYPES: Final[dict[str, int]] = {row.datatype: row.dtype for row in LISTS.values
 
 
 def dtype_text(dtype: int) -> str:
-    """Returns a DataType's name, or its number if it is unknown."""
+    """Return a DataType's name, or its number if it is unknown."""
     return pb.DataType.Name(dtype) if dtype in pb.DataType.values() else f"DataType {dtype}"
 
 
 def input_tensor(tensor: GrpsTensor, name: str) -> InputTensor:
-    """Returns the tensor as input `name`.
+    """Return the tensor as input `name`.
 
     Its data is a flat array, `tensor.elements` itself if nothing has to change.
 
-    Raises `InvalidArgument` for an unknown DataType, a number of elements that does not match the shape, or an
+    Raise `InvalidArgument` for an unknown DataType, a number of elements that does not match the shape, or an
     element outside the DataType's range. FP16 values are rounded.
     """
     row = LISTS.get(tensor.dtype)
@@ -67,7 +67,7 @@ def _narrowed(elements: Array, row: FlatList, name: str) -> Array:
 
 
 def utf8(text: str, what: str) -> bytes:
-    """Returns the text's bytes. Raises `InvalidArgument` if UTF-8 cannot encode it."""
+    """Return the text's bytes. Raise `InvalidArgument` if UTF-8 cannot encode it."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:
@@ -75,7 +75,7 @@ def utf8(text: str, what: str) -> bytes:
 
 
 def lossless(array: Array, datatype: str) -> Array | None:
-    """Returns `array` cast to `datatype`, or None if a value would change, or there is no such cast.
+    """Return `array` cast to `datatype`, or None if a value would change, or there is no such cast.
 
     NaN stays NaN, and 0.0 equals -0.0.
     """
@@ -111,9 +111,9 @@ def _as_integers(array: Array, dtype: np.dtype[Any]) -> Array | None:
 
 
 def tensor_of(name: str, datatype: str, array: Array) -> GrpsTensor:
-    """Returns an output as a tensor; a datatype that grps lacks is widened.
+    """Return an output as a tensor; a datatype that grps lacks is widened.
 
-    Raises `InvalidArgument` for BYTES that are not UTF-8, `Internal` for a UINT64 beyond INT64's range, and
+    Raise `InvalidArgument` for BYTES that are not UTF-8, `Internal` for a UINT64 beyond INT64's range, and
     `Unimplemented` for complex numbers.
     """
     travels = WIDER.get(datatype, datatype)

@@ -84,7 +84,7 @@ def numbers_of(lists: Any, kind: str, text: bytes) -> Array:
 
 
 def _flat(items: list[Any], type_code: str) -> array[Any]:
-    """Return the numbers in lists, and beside lists, in order. Raises as `array`."""
+    """Return the numbers in lists, and beside lists, in order. Raise as `array`."""
     while True:
         try:
             return array(type_code, items)
@@ -274,7 +274,7 @@ def count(char: bytes, text: bytes, start: int = 0, stop: int | None = None) -> 
 def _cut_lists(text: bytes, key: str | None) -> tuple[bytes, dict[str, LargeArray]]:
     """Return the text with markers in place of its lists of numbers, and these lists by marker.
 
-    `key`: only lists that are members of this name. Raises as `LargeArray`.
+    `key`: only lists that are members of this name. Raise as `LargeArray`.
     """
     name = None if key is None else key.encode()
     parts: list[bytes] = []
@@ -314,7 +314,7 @@ def parse_large(text: bytes, limits: JsonLimits, key: str | None = None) -> tupl
 
     Callers must `check` the lists whose numbers they do not read.
 
-    Raises as `LargeArray` for a text that has to be read otherwise, which includes repeated keys;
+    Raise as `LargeArray` for a text that has to be read otherwise, which includes repeated keys;
     `PayloadTooLarge` for too many numbers.
     """
     rest, lists = _cut_lists(text, key)

@@ -16,12 +16,12 @@ MAX_ELEMENTS = 1_000_000
 
 
 def classify(output: OutputTensor, classes: int, labels: Sequence[bytes], *, batched: bool) -> OutputTensor:
-    """Returns the `classes` highest values, highest first, each as VALUE:INDEX or VALUE:INDEX:LABEL.
+    """Return the `classes` highest values, highest first, each as VALUE:INDEX or VALUE:INDEX:LABEL.
 
     For a model that batches, those of each row as BYTES [batch, k], else BYTES [k]; k is at most the number of
     elements without the batch dim. Equal values are ordered by index, and NaN comes last.
 
-    Raises `InvalidArgument` for FP16, BF16, BOOL, BYTES and other non-numeric types, and for an output of more
+    Raise `InvalidArgument` for FP16, BF16, BOOL, BYTES and other non-numeric types, and for an output of more
     than `MAX_ELEMENTS`.
     """
     array = output.array
@@ -42,7 +42,7 @@ def classify(output: OutputTensor, classes: int, labels: Sequence[bytes], *, bat
 
 
 def _highest(values: Array, count: int) -> Array:
-    """Returns the indices of the `count` highest values of each row, highest first."""
+    """Return the indices of the `count` highest values of each row, highest first."""
     keys = _descending(values)
     if not keys.size or not count:
         return np.empty((len(values), count), np.intp)
@@ -60,7 +60,7 @@ def _highest(values: Array, count: int) -> Array:
 
 
 def _descending(values: Array) -> Array:
-    """Returns integers in the opposite order of the values; those of NaN are the largest."""
+    """Return integers in the opposite order of the values; those of NaN are the largest."""
     if values.dtype.kind != "f":
         return ~values
     integer = np.dtype(f"i{values.itemsize}")

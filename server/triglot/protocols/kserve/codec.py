@@ -134,9 +134,9 @@ _DATATYPE_OF_CONTENTS: Final = {
 
 
 def decode_infer(data: MessageBytes) -> InferenceRequest:
-    """Returns the request of a serialized ModelInferRequest; raw tensors of a large one are views of `data`.
+    """Return the request of a serialized ModelInferRequest; raw tensors of a large one are views of `data`.
 
-    Raises `InvalidArgument`.
+    Raise `InvalidArgument`.
     """
     raw: Sequence[Buffer]
     if len(data) < SCAN_FROM_BYTES:
@@ -151,7 +151,7 @@ def decode_infer(data: MessageBytes) -> InferenceRequest:
 
 
 def identify(data: MessageBytes) -> InferenceRequest:
-    """Returns model and id, as far as they can be decoded, of a request that `decode_infer` rejects."""
+    """Return model and id, as far as they can be decoded, of a request that `decode_infer` rejects."""
     try:
         message = parse(pb.ModelInferRequest, data if len(data) < SCAN_FROM_BYTES else scan(data, _INFER_RULES)[0])
     except InvalidArgument:
@@ -245,13 +245,13 @@ def _own_parameters(inputs: Iterable[pb.ModelInferRequest.InferInputTensor]) -> 
 
 
 def _values(parameters: Mapping[str, pb.InferParameter]) -> dict[str, ParameterValue]:
-    """Returns a tensor's parameters; one without a value is ""."""
+    """Return a tensor's parameters; one without a value is ""."""
     choices = ((key, one, one.WhichOneof("parameter_choice")) for key, one in parameters.items())
     return {key: getattr(one, choice) if choice else "" for key, one, choice in choices}
 
 
 def decode_parameters(parameters: Mapping[str, pb.InferParameter]) -> dict[str, ParameterValue]:
-    """Returns a request's parameters. Raises `InvalidArgument` for one without a value."""
+    """Return a request's parameters. Raise `InvalidArgument` for one without a value."""
     values: dict[str, ParameterValue] = {}
     for key, parameter in parameters.items():
         choice = parameter.WhichOneof("parameter_choice")
@@ -265,7 +265,7 @@ def decode_parameters(parameters: Mapping[str, pb.InferParameter]) -> dict[str, 
 
 
 def _decode_contents(tensor: pb.ModelInferRequest.InferInputTensor, model: str) -> Array:
-    """Returns the elements of typed contents as a flat array, checked against the datatype's range."""
+    """Return the elements of typed contents as a flat array, checked against the datatype's range."""
     datatype = DATATYPES.get(tensor.datatype)
     wanted = _CONTENTS_FIELD.get(tensor.datatype)
     contents = tensor.contents
@@ -321,7 +321,7 @@ class InferDecoder:
         self._layouts: Layouts[_Layout] = Layouts()
 
     def __call__(self, data: MessageBytes) -> InferenceRequest:
-        """Returns the request of a serialized ModelInferRequest. Raises `InvalidArgument`."""
+        """Return the request of a serialized ModelInferRequest. Raise `InvalidArgument`."""
         try:
             key, request_id, parameters, raw = _cut(data)
         except (IndexError, ValueError):
@@ -357,9 +357,9 @@ class InferDecoder:
 
 
 def _cut(data: MessageBytes) -> tuple[bytes, str, list[_Bytes], list[_Bytes]]:
-    """Returns the layout's key, the id, the fields that hold parameters, and the raw tensors.
+    """Return the layout's key, the id, the fields that hold parameters, and the raw tensors.
 
-    Raises `IndexError` or `ValueError` for an unusual or damaged message.
+    Raise `IndexError` or `ValueError` for an unusual or damaged message.
     """
     end = len(data)
     whole = data if end < VIEW_FROM_BYTES else memoryview(data)
@@ -397,7 +397,7 @@ def _cut(data: MessageBytes) -> tuple[bytes, str, list[_Bytes], list[_Bytes]]:
 
 
 def _layout_of(request: InferenceRequest, raw_count: int) -> _Layout | None:
-    """Returns the layout, None if it cannot be cached: with typed contents, or parameters of single inputs."""
+    """Return the layout, None if it cannot be cached: with typed contents, or parameters of single inputs."""
     in_regions = {} if request.options is None else request.options.inputs
     if request.input_parameters is not None or len(request.inputs) - len(in_regions) != raw_count:
         return None
@@ -410,7 +410,7 @@ def _layout_of(request: InferenceRequest, raw_count: int) -> _Layout | None:
 
 
 def encode_infer(response: InferenceResponse) -> bytes:
-    """Returns a serialized ModelInferResponse: all outputs are raw (spec 0.1), copied once from the arrays.
+    """Return a serialized ModelInferResponse: all outputs are raw (spec 0.1), copied once from the arrays.
 
     In a `typed` response all outputs are `contents`, unless a datatype has no field there.
     """
@@ -418,7 +418,7 @@ def encode_infer(response: InferenceResponse) -> bytes:
 
 
 def scatter_infer(response: InferenceResponse) -> bytes | Scattered:
-    """Returns what `encode_infer` does, but with large arrays sent in place."""
+    """Return what `encode_infer` does, but with large arrays sent in place."""
     if (small := small_answer(response)) is not None:
         return small
     return Scattered(infer_pieces(response)) if may_scatter(response) else encode_infer(response)
@@ -436,7 +436,7 @@ def packing_size(response: InferenceResponse | StreamError) -> int:
 
 
 def encode_stream_infer(answer: InferenceResponse | StreamError) -> bytes:
-    """Returns a serialized ModelStreamInferResponse."""
+    """Return a serialized ModelStreamInferResponse."""
     if isinstance(answer, StreamError):
         request = answer.request
         message = pb.ModelStreamInferResponse(error_message=answer.error.message)
@@ -528,9 +528,9 @@ def encode_parameters(values: Mapping[str, ParameterValue], into: Any) -> None:
 
 
 def small_answer(response: InferenceResponse, *, final: bool | None = None) -> bytes | None:
-    """Returns a small response's ModelInferResponse or, with `final`, its ModelStreamInferResponse with that flag.
+    """Return a small response's ModelInferResponse or, with `final`, its ModelStreamInferResponse with that flag.
 
-    Returns None for one with parameters of its own, with BYTES or typed outputs, without tensors, or of more than
+    Return None for one with parameters of its own, with BYTES or typed outputs, without tensors, or of more than
     `SMALL_BYTES`.
     """
     if (framing := _framing_of(response, final)) is None:
@@ -547,7 +547,7 @@ def small_answer(response: InferenceResponse, *, final: bool | None = None) -> b
 
 
 def _framing_of(response: InferenceResponse, final: bool | None) -> tuple[int, bytes, tuple[bytes, ...]] | None:
-    """Returns the response's `_framing`, None if it is not a small response."""
+    """Return the response's `_framing`, None if it is not a small response."""
     if response.parameters or response.placed or response.typed:
         return None
     layout = []
@@ -565,7 +565,7 @@ def _framing_of(response: InferenceResponse, final: bool | None) -> tuple[int, b
 def _framing(
     model_name: str, model_version: str, final: bool | None, layout: Layout
 ) -> tuple[int, bytes, tuple[bytes, ...]]:
-    """Returns the size of the ModelInferResponse, its prefix, and the bytes before the data of each output.
+    """Return the size of the ModelInferResponse, its prefix, and the bytes before the data of each output.
 
     The size is 0 if there are no outputs.
     """
@@ -585,7 +585,7 @@ def _framing(
 
 
 def _head(final: bool | None, size: int) -> bytes:
-    """Returns the prefix of a ModelInferResponse of `size` bytes: that of the stream message around it, if any."""
+    """Return the prefix of a ModelInferResponse of `size` bytes: that of the stream message around it, if any."""
     return b"" if final is None else length_prefix(_INFER_RESPONSE, size)
 
 

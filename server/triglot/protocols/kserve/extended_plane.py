@@ -66,7 +66,7 @@ class ExtendedPlane:
     async def infer(self, request: InferenceRequest, call: Call) -> InferenceResponse:
         """Run as `DataPlane.infer`.
 
-        Raises also `NotFound` for an unknown region, and as `Regions` and `Region`.
+        Raise also `NotFound` for an unknown region, and as `Regions` and `Region`.
         """
         call.model_name, call.request_id = request.model_name, request.id
         with self._dataplane.servable_of(call.permission, request) as servable:
@@ -88,7 +88,7 @@ class ExtendedPlane:
                     yield await self._finished(servable, targets, response)
 
     def _targets(self, request: InferenceRequest) -> Targets:
-        """Returns the destinations of outputs with options, by name. Raises as `Regions.find`."""
+        """Return the destinations of outputs with options, by name. Raise as `Regions.find`."""
         assert request.options is not None  # Callers pass only requests with options.
         return {
             name: _Target(options, None if options.region is None else self._regions.find(options.region))
@@ -96,7 +96,7 @@ class ExtendedPlane:
         }
 
     def _sources(self, request: InferenceRequest) -> Sources:
-        """Returns inputs in shared memory: position, region and slice.
+        """Return inputs in shared memory: position, region and slice.
 
         The regions stay open as long as this exists.
         """
@@ -113,7 +113,7 @@ class ExtendedPlane:
     ) -> Sequence[Checkout]:
         """Fill the inputs from their regions.
 
-        With `lend_beside`, large ones are lent unless they share a file with one of these targets. Returns what
+        With `lend_beside`, large ones are lent unless they share a file with one of these targets. Return what
         was lent.
         """
         size = sum(part.size for _, _, part in sources)
@@ -142,7 +142,7 @@ class ExtendedPlane:
     async def _finished(
         self, servable: Servable, targets: Targets, response: InferenceResponse, checkouts: Sequence[Checkout] = ()
     ) -> InferenceResponse:
-        """Returns the response with its outputs converted, and moved, as requested."""
+        """Return the response with its outputs converted, and moved, as requested."""
         work = sum(_work(output, targets.get(output.name), checkouts) for output in response.outputs)
         await self._run(work, partial(_finish, servable, targets, response, checkouts))
         return response
@@ -200,7 +200,7 @@ def _finish(
 ) -> None:
     """Convert and write the outputs.
 
-    Raises `Internal`, before any is written, if one exceeds its slice (spec 2.6).
+    Raise `Internal`, before any is written, if one exceeds its slice (spec 2.6).
     """
     writes = []
     # The response's outputs are changed, not the arrays, which may be in the response cache.

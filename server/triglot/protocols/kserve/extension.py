@@ -20,9 +20,9 @@ class Extension(Protocol):
     """The extension's names in the server's metadata (spec 3.2); empty if it has none there."""
 
     def methods(self) -> Sequence[Method]:
-        """Returns the rows of GRPCInferenceService."""
+        """Return the rows of GRPCInferenceService."""
         ...
 
     def routes(self) -> Sequence[Route]:
-        """Returns the rows of the REST interface."""
+        """Return the rows of the REST interface."""
         ...

@@ -62,11 +62,11 @@ class Generate:
         self._limits = limits
 
     def methods(self) -> Sequence[Method]:
-        """Returns no rows: the calls are REST only."""
+        """Return no rows: the calls are REST only."""
         return ()
 
     def routes(self) -> Sequence[Route]:
-        """Returns the rows, each with and without a version."""
+        """Return the rows, each with and without a version."""
         return [
             row(path)
             for path in MODEL_PATHS
@@ -121,7 +121,7 @@ class Generate:
         )
 
     def _decode(self, http: HttpRequest) -> InferenceRequest:
-        """Decode a body. Raises as `decode_generate`, after errors for an unknown or unavailable model."""
+        """Decode a body. Raise as `decode_generate`, after errors for an unknown or unavailable model."""
         name, version = http.path["model"], http.path.get("version", "")
         servable = self._dataplane.servable(http.permission, name, version)
         return decode_generate(bytes(http.body), name, version, partial(_signature, servable), self._limits)
@@ -136,7 +136,7 @@ class Generate:
         return rest
 
     async def generate(self, request: InferenceRequest, call: Call) -> InferenceResponse:
-        """Returns the only response. Raises `NotOneResponse`, and `ServingError` as `DataPlane.infer`."""
+        """Return the only response. Raise `NotOneResponse`, and `ServingError` as `DataPlane.infer`."""
         handler = Streaming(self._dataplane, _itself)
         only: InferenceResponse | None = None
         try:
@@ -184,7 +184,7 @@ def _request_of(rest: RestInfer) -> InferenceRequest:
 
 
 def _signature(servable: Servable, name: str) -> Signature:
-    """Returns a signature by name. Raises `InvalidRequest`."""
+    """Return a signature by name. Raise `InvalidRequest`."""
     found = servable.signatures.get(name or servable.default_signature)
     if found is None:
         raise InvalidRequest(
@@ -194,7 +194,7 @@ def _signature(servable: Servable, name: str) -> Signature:
 
 
 def identity_only(header: str) -> str:
-    """Returns the coding of a body that must not be compressed (spec 3.8). Raises `InvalidArgument`."""
+    """Return the coding of a body that must not be compressed (spec 3.8). Raise `InvalidArgument`."""
     coding = content_coding(header)
     if coding != "identity":
         raise InvalidArgument(f"Content-Encoding '{coding}' is not supported by generate, expected identity")
@@ -202,7 +202,7 @@ def identity_only(header: str) -> str:
 
 
 def _events(encode: Callable[[InferenceResponse], bytes]) -> StreamForm:
-    """Returns the form of a stream of events. Errors are events as well, once there has been one."""
+    """Return the form of a stream of events. Errors are events as well, once there has been one."""
     begun = False
 
     def event(response: InferenceResponse) -> bytes:

@@ -31,7 +31,7 @@ MAX_EXACT: Final = 2**53 - 1
 def elements_of_json(
     data: Any, datatype_name: str, shape: tuple[int, ...], what: str, key: str = "'data' of "
 ) -> Array:
-    """Returns the elements of a JSON `data` array as a flat array; nesting is not compared with the shape.
+    """Return the elements of a JSON `data` array as a flat array; nesting is not compared with the shape.
 
     `key` and `what` name the data's place in the request in error texts.
 

@@ -38,7 +38,7 @@ class LogSetting:
     async def change(self, changes: Changes, call: Call) -> dict[str, Value]:
         """Change settings, for all models; returns all settings as they are then (spec 3.11).
 
-        Raises as `LogSettings.update`.
+        Raise as `LogSettings.update`.
         """
         if changes:
             call.permission.check_all_models()

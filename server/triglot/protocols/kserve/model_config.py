@@ -29,9 +29,9 @@ class ModelConfigs:
         self._dataplane = dataplane
 
     async def model_config(self, request: pb.ModelConfigRequest, call: Call) -> pb.ModelConfigResponse:
-        """Returns a model's configuration.
+        """Return a model's configuration.
 
-        Raises `ModelNotFound`, `InvalidArgument` for a bad version, `Unavailable`.
+        Raise `ModelNotFound`, `InvalidArgument` for a bad version, `Unavailable`.
         """
         loaded = self._dataplane.loaded_from(call.permission, request.name, request.version)
         config = await self._dataplane.off_loop(partial(completed, loaded))

@@ -241,7 +241,7 @@ UNREGISTER = ApiOperation("Unregister regions of shared memory", NO_CONTENT, oth
 
 
 def infer_of(model: ModelMetadata, server: str) -> ApiOperation | None:
-    """Returns `INFER` for one model, None if it is decoupled; `server` is the address in sample code."""
+    """Return `INFER` for one model, None if it is decoupled; `server` is the address in sample code."""
     if model.decoupled:
         return None
     calls = sample_calls(model, ["kserve"], largest=LARGEST_EXAMPLE)
@@ -260,7 +260,7 @@ def infer_of(model: ModelMetadata, server: str) -> ApiOperation | None:
 
 
 def stream_of(model: ModelMetadata, _: str) -> ApiOperation | None:
-    """Returns `GENERATE_STREAM` for one model, None if it is not decoupled, or declares no tensors."""
+    """Return `GENERATE_STREAM` for one model, None if it is not decoupled, or declares no tensors."""
     if not model.decoupled or model.signature.any_tensors:
         return None
     call = stream_call(model, LARGEST_EXAMPLE)
@@ -315,7 +315,7 @@ def _input(spec: TensorSpec) -> Schema:
 
 
 def _output(spec: TensorSpec) -> Schema:
-    """Returns an output's schema: the tensor, or BYTES in another shape if classification is requested."""
+    """Return an output's schema: the tensor, or BYTES in another shape if classification is requested."""
     classes = record({"name": {"const": spec.name}, "datatype": {"const": "BYTES"}})
     return {"anyOf": [_tensor(spec, {}), {"title": "classification"} | classes]}
 

@@ -29,14 +29,14 @@ _OF_INPUTS = (REGION, REGION_SIZE, REGION_OFFSET, BINARY_SIZE)
 
 
 def model_parameters_of(parameters: Mapping[str, ParameterValue]) -> dict[str, ParameterValue]:
-    """Returns those of an input's parameters that the server does not interpret: they are the model's."""
+    """Return those of an input's parameters that the server does not interpret: they are the model's."""
     return {key: value for key, value in parameters.items() if key not in _OF_INPUTS}
 
 
 def set_parameters(request: InferenceRequest, parameters: dict[str, ParameterValue]) -> None:
     """Set a request's parameters, and the signature that Triglot's parameter `signature_name` selects.
 
-    Raises `InvalidArgument` for a reserved key with a value of the wrong type, or an unknown `triton_` key.
+    Raise `InvalidArgument` for a reserved key with a value of the wrong type, or an unknown `triton_` key.
     """
     for key, value in parameters.items():
         reserved = _RESERVED.get(key)
@@ -61,9 +61,9 @@ def wants_typed(request: InferenceRequest, default: bool) -> bool:
 
 
 def region_of(parameters: Mapping[str, ParameterValue], what: str) -> RegionSlice | None:
-    """Returns the shared-memory slice that a tensor's parameters name, if any; error texts call the tensor `what`.
+    """Return the shared-memory slice that a tensor's parameters name, if any; error texts call the tensor `what`.
 
-    Raises `InvalidArgument` for one without a size, and for a value of the wrong type.
+    Raise `InvalidArgument` for one without a size, and for a value of the wrong type.
     """
     region = parameters.get(REGION)
     if region is None:
@@ -82,9 +82,9 @@ def region_of(parameters: Mapping[str, ParameterValue], what: str) -> RegionSlic
 def output_options_of(
     parameters: Mapping[str, ParameterValue], what: str, *, least: int = 0
 ) -> OutputOptions | None:
-    """Returns the options in a requested output's parameters, if any; `least` is the smallest count of classes.
+    """Return the options in a requested output's parameters, if any; `least` is the smallest count of classes.
 
-    Raises `InvalidArgument` as `region_of`.
+    Raise `InvalidArgument` as `region_of`.
     """
     region = region_of(parameters, what)
     classes = _unsigned(parameters, CLASSIFICATION, what, least) if CLASSIFICATION in parameters else 0

@@ -51,7 +51,7 @@ _STRIDE = 768 * 1024
 class GuardedMemory:
     """`size` bytes from the start of an open file. Any thread may use it.
 
-    Raises `OSError` if the file cannot be mapped, or missing parts cannot be detected.
+    Raise `OSError` if the file cannot be mapped, or missing parts cannot be detected.
     """
 
     def __init__(self, descriptor: int, size: int) -> None:
@@ -71,7 +71,7 @@ class GuardedMemory:
         return not self.lost and self._errors.in_place()
 
     def view(self, at: int, size: int) -> memoryview:
-        """Returns the bytes at `at`, read-only, valid as long as anything refers to them.
+        """Return the bytes at `at`, read-only, valid as long as anything refers to them.
 
         Missing parts read as zeros.
 
@@ -147,7 +147,7 @@ class Region:
         self._lends = True
 
     def _mapping_for(self, size: int) -> GuardedMemory | None:
-        """Returns the mapping if it copies this size faster than a system call does, else None."""
+        """Return the mapping if it copies this size faster than a system call does, else None."""
         if size < QUICK_BYTES:
             return None
         if self._memory is None or self._memory.lost:
@@ -157,7 +157,7 @@ class Region:
         return self._memory
 
     def check(self, offset: int, size: int) -> None:
-        """Raises `InvalidArgument` for a slice that is not within the region."""
+        """Raise `InvalidArgument` for a slice that is not within the region."""
         if offset >= self.size:
             raise InvalidArgument(
                 f"Invalid offset for shared memory region: '{self.name}': it has {self.size} bytes, got "
@@ -175,7 +175,7 @@ class Region:
             )
 
     def lend(self, offset: int, size: int) -> Checkout | None:
-        """Returns the checked slice in place, or None if it has to be read."""
+        """Return the checked slice in place, or None if it has to be read."""
         memory = self._mapping_for(size) if self._lends else None
         if memory is None or not memory.usable:
             return None
@@ -195,7 +195,7 @@ class Region:
     def read(self, into: memoryview, offset: int) -> None:
         """Fill `into` from `offset`, which was checked.
 
-        Raises `InvalidArgument` if the object has become too small.
+        Raise `InvalidArgument` if the object has become too small.
         """
         place = self.offset + offset
         memory = self._mapping_for(len(into))
@@ -217,7 +217,7 @@ class Region:
     def write(self, data: memoryview, offset: int) -> None:
         """Write `data` at `offset`, which was checked.
 
-        Raises `ServingError` if there is no room for it any longer.
+        Raise `ServingError` if there is no room for it any longer.
         """
         self._check_room(data, offset)
         memory = self._mapping_for(len(data))
@@ -264,7 +264,7 @@ class Regions:
         """Unregistered regions that requests still use."""
 
     def register(self, name: str, key: str, offset: int, size: int) -> None:
-        """Register a region. Raises `ServingError` for a name in use, and for an object that may not be used."""
+        """Register a region. Raise `ServingError` for a name in use, and for an object that may not be used."""
         if name in self._regions:
             raise ServingError(f"shared memory region '{name}' already in manager", code=Code.ALREADY_EXISTS)
         if not 0 < len(name) <= MAX_NAME:
@@ -304,7 +304,7 @@ class Regions:
         return SHARED_MEMORY / slashed[1:]
 
     def find(self, part: RegionSlice) -> Region:
-        """Returns the region of a slice. Raises `NotFound`, and `InvalidArgument` for a slice not within it."""
+        """Return the region of a slice. Raise `NotFound`, and `InvalidArgument` for a slice not within it."""
         # As in Triton, an unregistered region can be used as long as other requests use it.
         region = self._regions.get(part.region) or self._unregistered.get(part.region)
         if region is None:
@@ -313,7 +313,7 @@ class Regions:
         return region
 
     def check_total(self, size: int) -> None:
-        """Raises `PayloadTooLarge` for inputs that together exceed a request's limit."""
+        """Raise `PayloadTooLarge` for inputs that together exceed a request's limit."""
         if size > self.most_bytes:
             raise PayloadTooLarge(
                 f"the request's inputs in shared memory have {size} bytes, the limit is {self.most_bytes}; see "
@@ -321,7 +321,7 @@ class Regions:
             )
 
     def registered(self, name: str = "") -> list[Region]:
-        """Returns the region of this name, or all, including those that requests still use. Raises `NotFound`."""
+        """Return the region of this name, or all, including those that requests still use. Raise `NotFound`."""
         there = {**self._unregistered, **self._regions}
         if not name:
             return list(there.values())
@@ -337,7 +337,7 @@ class Regions:
 
 
 def _check(descriptor: int, name: str, key: str, offset: int, size: int) -> None:
-    """Raises `ServingError` for a file that is not shared memory, or too small."""
+    """Raise `ServingError` for a file that is not shared memory, or too small."""
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         raise _refusal(name, f"Unable to open shared memory region: '{key}'")

@@ -326,14 +326,14 @@ def _output_head(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
 
 
 def is_raw(http: HttpRequest) -> bool:
-    """Whether the request has no JSON part. Raises `InvalidArgument` as `json_length`."""
+    """Whether the request has no JSON part. Raise `InvalidArgument` as `json_length`."""
     return HEADER_LENGTH in http.headers and json_length(http) == 0
 
 
 def decode_raw(http: HttpRequest, signature: Signature) -> RestInfer:
-    """Returns the request whose body is the model's only input, as a batch of one; all outputs are binary data.
+    """Return the request whose body is the model's only input, as a batch of one; all outputs are binary data.
 
-    Raises `InvalidArgument` unless the signature has one input whose shape follows from the number of bytes.
+    Raise `InvalidArgument` unless the signature has one input whose shape follows from the number of bytes.
     """
     model = http.path["model"]
     if len(signature.inputs) != 1:
@@ -360,7 +360,7 @@ def decode_raw(http: HttpRequest, signature: Signature) -> RestInfer:
 
 
 def _concrete(dims: Sequence[int], elements: int, what: str) -> tuple[int, ...]:
-    """Returns the dims with the size of the dynamic one derived; whether the data fits is checked later."""
+    """Return the dims with the size of the dynamic one derived; whether the data fits is checked later."""
     unknown = [at for at, dim in enumerate(dims) if dim < 0]
     if not unknown:
         return tuple(dims)

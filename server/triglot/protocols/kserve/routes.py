@@ -44,7 +44,7 @@ _Answered = tuple[InferenceResponse, RestInfer]
 
 
 def kserve_routes(service: KServe, limits: JsonLimits = DEFAULT_LIMITS) -> list[Route]:
-    """Returns the rows of the REST interface."""
+    """Return the rows of the REST interface."""
 
     def decode(http: HttpRequest) -> RestInfer:
         # The model is looked up first: the body may be wrong because the model's name is.
@@ -213,7 +213,7 @@ def _encode_index(reply: pb.RepositoryIndexResponse, _: Any) -> HttpResponse:
 
 
 def _decode_change(request_class: Any, http: HttpRequest) -> Any:
-    """Decode a load or unload. Raises `InvalidArgument` for unexpected keys or types of parameters."""
+    """Decode a load or unload. Raise `InvalidArgument` for unexpected keys or types of parameters."""
     request = request_class(repository_name=http.path.get("repository", ""), model_name=http.path["model"])
     fields = read_body(bytes(http.body) or b"{}", "", without_nulls)
     parameters = fields.pop("parameters", {})

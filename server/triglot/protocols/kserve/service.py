@@ -120,17 +120,17 @@ class KServe:
         self._streamed = telemetry.endpoint(PROTOCOL, "GRPC", "ModelStreamInfer", inference=True)
 
     async def server_live(self, _: pb.ServerLiveRequest, __: Call) -> pb.ServerLiveResponse:
-        """Returns that the server is live: it answers."""
+        """Return that the server is live: it answers."""
         return pb.ServerLiveResponse(live=True)
 
     async def server_ready(self, _: pb.ServerReadyRequest, __: Call) -> pb.ServerReadyResponse:
-        """Returns whether the server and its models are ready."""
+        """Return whether the server and its models are ready."""
         return pb.ServerReadyResponse(ready=self._dataplane.ready)
 
     async def model_ready(self, request: pb.ModelReadyRequest, call: Call) -> pb.ModelReadyResponse:
-        """Returns whether the model is ready; an unknown one is not, without an error (spec 0.11).
+        """Return whether the model is ready; an unknown one is not, without an error (spec 0.11).
 
-        Raises `InvalidArgument`.
+        Raise `InvalidArgument`.
         """
         try:
             ready = await self._dataplane.check_ready(call.permission, request.name, request.version)
@@ -139,29 +139,29 @@ class KServe:
             return pb.ModelReadyResponse(ready=False)
 
     async def require_model_ready(self, request: pb.ModelReadyRequest, call: Call) -> pb.ModelReadyRequest:
-        """Returns the request of a ready model, for REST (spec 3.6). Raises `ModelNotFound`, or `Unavailable`."""
+        """Return the request of a ready model, for REST (spec 3.6). Raise `ModelNotFound`, or `Unavailable`."""
         if not await self._dataplane.check_ready(call.permission, request.name, request.version):
             raise Unavailable(f"model '{request.name}' is not ready")
         return request
 
     def require_model(self, permission: Permission, name: str, version: str) -> Signature:
-        """Returns a model's signature.
+        """Return a model's signature.
 
-        Raises `ModelNotFound`, `InvalidArgument` or `Unavailable` if it has none ready.
+        Raise `ModelNotFound`, `InvalidArgument` or `Unavailable` if it has none ready.
         """
         return self._dataplane.servable(permission, name, version).signature
 
     async def model_names(self, _: None, call: Call) -> list[str]:
-        """Returns the names of the served models that the client may use, ready or not."""
+        """Return the names of the served models that the client may use, ready or not."""
         return self._dataplane.model_names(call.permission)
 
     async def server_metadata(self, _: pb.ServerMetadataRequest, __: Call) -> pb.ServerMetadataResponse:
-        """Returns the server's metadata, with the extensions that are enabled: clients rely on them (spec 3.2)."""
+        """Return the server's metadata, with the extensions that are enabled: clients rely on them (spec 3.2)."""
         names = [*EXTENSIONS, *(name for extension in self.extensions for name in extension.names)]
         return pb.ServerMetadataResponse(name=self._server_name, version=__version__, extensions=names)
 
     async def model_metadata(self, request: pb.ModelMetadataRequest, call: Call) -> pb.ModelMetadataResponse:
-        """Returns a model's metadata. Raises `ModelNotFound`, `InvalidArgument` or `Unavailable`."""
+        """Return a model's metadata. Raise `ModelNotFound`, `InvalidArgument` or `Unavailable`."""
         model = self._dataplane.metadata(call.permission, request.name, request.version)
         return pb.ModelMetadataResponse(
             name=model.name,
@@ -172,7 +172,7 @@ class KServe:
         )
 
     def inference(self, endpoint: str) -> UnaryInference:
-        """Returns the runner of a route's requests; `endpoint` names the route in a decoupled model's error."""
+        """Return the runner of a route's requests; `endpoint` names the route in a decoupled model's error."""
         return UnaryInference(self._dataplane, self._extended, endpoint, typed=self._typed)
 
     def converse(self, requests: Requests, call: Call, sink: Sink) -> Conversation:
@@ -193,7 +193,7 @@ class KServe:
         return InferStream(handler, self._stream_limits, requests, sink)
 
     async def repository_index(self, request: pb.RepositoryIndexRequest, call: Call) -> pb.RepositoryIndexResponse:
-        """Returns all versions of the configured models with their states, and other loadable models (spec 3.9).
+        """Return all versions of the configured models with their states, and other loadable models (spec 3.9).
 
         A configured model of which no version is known is listed without one, with a reason.
         """
@@ -215,7 +215,7 @@ class KServe:
     async def load_model(self, request: pb.RepositoryModelLoadRequest, call: Call) -> str:
         """Load a model; returns its name once it serves (spec 3.9).
 
-        Raises `ServingError` as `Manager.load_model`.
+        Raise `ServingError` as `Manager.load_model`.
         """
         name = call.subject = _model_to_change(request)
         parameters = dict(request.parameters)
@@ -232,14 +232,14 @@ class KServe:
         return name
 
     async def unload_model(self, request: pb.RepositoryModelUnloadRequest, call: Call) -> str:
-        """Unload a model; returns its name once it takes no calls (spec 3.9). Raises as `Manager.unload_model`."""
+        """Unload a model; returns its name once it takes no calls (spec 3.9). Raise as `Manager.unload_model`."""
         name = call.subject = _model_to_change(request)
         dependents = _parameter(request.parameters, UNLOAD_DEPENDENTS, "bool_param")
         await self._dataplane.unload_model(call.permission, name, dependents=bool(dependents))
         return name
 
     def grpc_service(self) -> Service:
-        """Returns the rows of GRPCInferenceService; an RPC without a row answers UNIMPLEMENTED."""
+        """Return the rows of GRPCInferenceService; an RPC without a row answers UNIMPLEMENTED."""
         health, metadata, infer = Operation.HEALTH, Operation.METADATA, Operation.INFER
         return Service(
             SERVICE,
@@ -280,7 +280,7 @@ class KServe:
 
 
 def _model_to_change(request: RepositoryChange) -> str:
-    """Returns the model to load or unload. Raises `InvalidArgument` or `Unimplemented`."""
+    """Return the model to load or unload. Raise `InvalidArgument` or `Unimplemented`."""
     if request.model_name:
         _refuse_repository(request.repository_name)
         return request.model_name
@@ -291,9 +291,9 @@ def _model_to_change(request: RepositoryChange) -> str:
 
 
 def _parameter(parameters: Mapping[str, pb.ModelRepositoryParameter], key: str, field: str) -> Any:
-    """Returns the value of the only parameter allowed, or None.
+    """Return the value of the only parameter allowed, or None.
 
-    Raises `InvalidArgument` for another or another type.
+    Raise `InvalidArgument` for another or another type.
     """
     for other in sorted(parameters):
         if other != key:

@@ -50,11 +50,11 @@ class SystemSharedMemory:
         self.names: Sequence[str] = ("system_shared_memory",) if regions.prefix else ()
 
     async def status(self, name: str, _: Call) -> list[Region]:
-        """Returns the region of this name, or all regions. Raises `NotFound`."""
+        """Return the region of this name, or all regions. Raise `NotFound`."""
         return self._regions.registered(name)
 
     async def register(self, region: Registration, _: Call) -> None:
-        """Register a region. Raises `Unimplemented` if shared memory is disabled, and as `Regions.register`."""
+        """Register a region. Raise `Unimplemented` if shared memory is disabled, and as `Regions.register`."""
         self._require_enabled()
         await self._control.act(REGISTER, asdict(region))
 
@@ -99,13 +99,13 @@ class CudaSharedMemory:
     names: Sequence[str] = ()
 
     async def status(self, name: str, _: Call) -> list[Region]:
-        """Returns no regions. Raises `NotFound` for a name."""
+        """Return no regions. Raise `NotFound` for a name."""
         if name:
             raise NotFound(f"Unable to find cuda shared memory region: '{name}'")
         return []
 
     async def register(self, name: str, _: Call) -> None:
-        """Raises `InvalidArgument`: GPUs are not supported."""
+        """Raise `InvalidArgument`: GPUs are not supported."""
         raise InvalidArgument(f"failed to register CUDA shared memory region: '{name}', GPUs not supported")
 
     async def unregister(self, name: str, _: Call) -> None:
@@ -198,7 +198,7 @@ def _region_in(http: HttpRequest) -> str:
 
 
 def _read_registration(http: HttpRequest) -> Registration:
-    """Raises `InvalidArgument`."""
+    """Raise `InvalidArgument`."""
     return read_body(bytes(http.body), None, partial(_registration_of, http.path["region"]))
 
 

@@ -41,9 +41,9 @@ class ModelStatistics:
         dataplane.control.register_report(STATISTICS, self._report)
 
     async def statistics(self, request: pb.ModelStatisticsRequest, call: Call) -> pb.ModelStatisticsResponse:
-        """Returns the statistics of one version, of a model's versions, or of all models that the client may use.
+        """Return the statistics of one version, of a model's versions, or of all models that the client may use.
 
-        Raises `ModelNotFound`, `InvalidArgument` for a version that is not an integer and for a model without a
+        Raise `ModelNotFound`, `InvalidArgument` for a version that is not an integer and for a model without a
         ready version, and `Unavailable` for a version that is not ready while others are.
         """
         self._servables(call.permission, request.name, request.version)
@@ -52,7 +52,7 @@ class ModelStatistics:
         return statistics_message(reports.each, call.permission)
 
     async def _report(self, arguments: Arguments) -> Report:
-        """Returns this process's statistics; empty for a model that it does not have."""
+        """Return this process's statistics; empty for a model that it does not have."""
         try:
             servables = self._servables(EVERYTHING, arguments["name"], arguments["version"])
         except ServingError:
@@ -98,7 +98,7 @@ def _encode(reply: pb.ModelStatisticsResponse, _: Any) -> HttpResponse:
 
 
 def statistics_message(reports: Sequence[Report], permission: Permission) -> pb.ModelStatisticsResponse:
-    """Returns the sum of several processes' statistics of the models that a client may use."""
+    """Return the sum of several processes' statistics of the models that a client may use."""
     response = pb.ModelStatisticsResponse()
     for name, versions in values_by_key(reports).items():
         for version, found in values_by_key(versions).items() if permission.covers(name) else ():

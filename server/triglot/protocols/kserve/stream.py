@@ -42,7 +42,7 @@ class StreamLimits:
 
     @classmethod
     def within(cls, max_queue_size: int, limits: Limits, unread_bytes: int) -> StreamLimits:
-        """Returns the limits with which one stream leaves a quarter of each queue to other clients."""
+        """Return the limits with which one stream leaves a quarter of each queue to other clients."""
         requests = min(max_queue_size, limits.total_requests or max_queue_size)
         request_bytes = min(limits.model_bytes or sys.maxsize, limits.total_bytes or sys.maxsize)
         return cls(requests - requests // 4, request_bytes - request_bytes // 4, unread_bytes)

@@ -68,7 +68,7 @@ class StreamOutput(Protocol):
     def put(self, answer: bytes | ServingError, resume: Callable[[], None], /) -> bool:
         """Send one response, or the error that ends the call.
 
-        Returns False if the next one has to wait until `resume` is called.
+        Return False if the next one has to wait until `resume` is called.
         """
 
     def finish(self, size: int, /) -> None:
@@ -139,7 +139,7 @@ class StreamRequests:
         self._endpoint.end(call, code)
 
     def failed(self, error: Exception, request: InferenceRequest, call: Call) -> bytes | ServingError:
-        """Returns the encoded response for an error, or the error that ends the call."""
+        """Return the encoded response for an error, or the error that ends the call."""
         # A separate function: in the frame that the error passed, a variable for it would be a reference cycle.
         code, refusal = outcome(error), refusal_of(error)
         call.model_name, call.request_id = request.model_name, request.id

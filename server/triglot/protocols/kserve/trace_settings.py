@@ -53,7 +53,7 @@ class TraceSetting:
     async def change(self, change: TraceChange, call: Call) -> Settings:
         """Change settings; returns all settings as they are then (spec 3.11). The server's apply to all models.
 
-        Raises `ModelNotFound`, and `InvalidArgument` and `Unimplemented` for settings that cannot be changed.
+        Raise `ModelNotFound`, and `InvalidArgument` and `Unimplemented` for settings that cannot be changed.
         """
         call.subject = change.model
         if change.model:
@@ -109,9 +109,9 @@ def _decode_post(http: HttpRequest) -> TraceChange:
 
 
 def read_settings(http: HttpRequest, read: Any) -> dict[str, Any]:
-    """Returns the settings in a body, each converted by `read(key, value)`, or None if it is null.
+    """Return the settings in a body, each converted by `read(key, value)`, or None if it is null.
 
-    Raises `InvalidArgument` for a body that is not a JSON object, including an empty one.
+    Raise `InvalidArgument` for a body that is not a JSON object, including an empty one.
     """
     if not http.body:
         raise InvalidArgument("the request has no body, expected a JSON object of settings")

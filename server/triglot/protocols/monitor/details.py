@@ -24,9 +24,9 @@ JSON_TEXT = "{}"
 
 
 async def model_details(dataplane: DataPlane, permission: Permission, name: str, version: str) -> Document:
-    """Returns the model's `labels`, and in `serves` the version, or the default one for ""; None with an `error`.
+    """Return the model's `labels`, and in `serves` the version, or the default one for ""; None with an `error`.
 
-    Raises `PermissionDenied`.
+    Raise `PermissionDenied`.
     """
     labels = dataplane.labels_of(permission, name)
     try:
@@ -40,7 +40,7 @@ async def model_details(dataplane: DataPlane, permission: Permission, name: str,
 
 
 def encode_details(document: Document) -> bytes:
-    """Returns the document as JSON; lone surrogates in names are escaped."""
+    """Return the document as JSON; lone surrogates in names are escaped."""
     return json.dumps(document).encode()
 
 
@@ -83,7 +83,7 @@ def _tensor(spec: TensorSpec) -> Document:
 
 
 def _sample(spec: TensorSpec, *, speaks_json: bool) -> Document:
-    """Returns a sample's `shape`, of one dim if the rank is free, and its nested `data`.
+    """Return a sample's `shape`, of one dim if the rank is free, and its nested `data`.
 
     None if too large or unknown.
     """

@@ -37,7 +37,7 @@ def add_histogram(
 
 
 def printed(exemplar: Exemplar | None, unit: float = 1.0) -> samples.Exemplar | None:
-    """Returns the exemplar to print, with its value divided by `unit`."""
+    """Return the exemplar to print, with its value divided by `unit`."""
     if exemplar is None:
         return None
     time, value, span = exemplar
@@ -46,12 +46,12 @@ def printed(exemplar: Exemplar | None, unit: float = 1.0) -> samples.Exemplar | 
 
 
 def number(value: float) -> str:
-    """Returns a number as a label's value."""
+    """Return a number as a label's value."""
     return str(floatToGoString(value))  # type: ignore[no-untyped-call]  # It has no types.
 
 
 def own_families(versions: Sequence[Version]) -> list[Family]:
-    """Returns the metric families of loaded versions.
+    """Return the metric families of loaded versions.
 
     Those of the same name are one family, as in Triton: for equal labels, counters and histograms are added, and
     of gauges the last one is taken.
@@ -87,7 +87,7 @@ def _merge(total: Family, other: Family) -> None:
 
 
 def printed_families(families: Sequence[Family]) -> Iterator[Metric]:
-    """Yields Prometheus families.
+    """Yield Prometheus families.
 
     OpenMetrics has no counters without `_total`: see `triton_metrics.with_counter_types`.
     """
@@ -105,5 +105,5 @@ def printed_families(families: Sequence[Family]) -> Iterator[Metric]:
 
 
 def plain_counters(families: Sequence[Family]) -> list[str]:
-    """Returns the names of counters that do not end in `_total`, as OpenMetrics requires."""
+    """Return the names of counters that do not end in `_total`, as OpenMetrics requires."""
     return [one.name for one in families if one.kind == "counter" and not one.name.endswith("_total")]

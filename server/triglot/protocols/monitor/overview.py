@@ -23,7 +23,7 @@ Document = dict[str, Any]
 
 
 def _worst(states: list[Document]) -> Document:
-    """Returns the first state that is not ready, if there is one."""
+    """Return the first state that is not ready, if there is one."""
     return next((state for state in states if not state["ready"]), states[0])
 
 
@@ -42,7 +42,7 @@ def printable(name: str) -> str:
 
 
 def overview_report(telemetry: Telemetry, versions: Sequence[Version]) -> Document:
-    """Returns this process's numbers as JSON values. May run on another thread."""
+    """Return this process's numbers as JSON values. May run on another thread."""
     traffic = telemetry.traffic()
     return {
         "totals": {
@@ -63,7 +63,7 @@ def overview_report(telemetry: Telemetry, versions: Sequence[Version]) -> Docume
 
 
 def overview(reports: Sequence[Document]) -> Document:
-    """Returns the document without the server's part. Numbers are None if nothing was measured."""
+    """Return the document without the server's part. Numbers are None if nothing was measured."""
     protocols = merged([report["protocols"] for report in reports], {})
     metrics = values_by_key(report["metrics"] for report in reports)
     models = values_by_key(report["models"] for report in reports)
@@ -83,7 +83,7 @@ def overview(reports: Sequence[Document]) -> Document:
 
 
 def _models(telemetry: Telemetry, versions: Iterable[Version]) -> Document:
-    """Returns each version's numbers, by its model's name and its number."""
+    """Return each version's numbers, by its model's name and its number."""
     by_model: dict[int, list[tuple[str, CallStats]]] = {}
     for endpoint, _, stats in telemetry.calls():
         if endpoint.inference:
@@ -150,7 +150,7 @@ def _row(name: str, version: int, row: Document) -> Document:
 
 
 def _milliseconds(points: Points, share: int) -> float | None:
-    """Returns the quantile `share`, in ten-thousandths, in milliseconds; points are in seconds."""
+    """Return the quantile `share`, in ten-thousandths, in milliseconds; points are in seconds."""
     seconds = point(points, share)
     return None if seconds is None else seconds * 1e3
 
@@ -163,7 +163,7 @@ def _second(second: Second) -> Document:
 
 
 def _seconds(histories: Sequence[Sequence[Document]]) -> list[Document]:
-    """Merges histories by their ends: a worker with a shorter one was idle before it."""
+    """Merge histories by their ends: a worker with a shorter one was idle before it."""
     aligned = zip_longest(*(reversed(history) for history in histories))
     return [merged([second for second in found if second], SECOND_RULES) for found in aligned][::-1]
 

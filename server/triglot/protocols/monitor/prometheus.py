@@ -61,13 +61,13 @@ class PrometheusText:
             collector(registry=self._process)
 
     def render(self, versions: Sequence[Version], accept: str) -> tuple[bytes, str]:
-        """Returns the text in the format that an Accept header asks for, and its content type."""
+        """Return the text in the format that an Accept header asks for, and its content type."""
         own = own_families(versions)
         registry = _TelemetryRegistry(self._telemetry, versions, self._process, self._machine, own)
         return _printed(registry, plain_counters(own), accept)
 
     def page(self, versions: Sequence[Version]) -> Page:
-        """Returns all metrics as JSON values, to be merged with those of other workers."""
+        """Return all metrics as JSON values, to be merged with those of other workers."""
         own = own_families(versions)
         registry = _TelemetryRegistry(self._telemetry, versions, self._process, self._machine, own)
         families = [
@@ -82,13 +82,13 @@ class PrometheusText:
         return {"families": families, "plain": plain_counters(own)}
 
     def render_reports(self, reports: Reports, accept: str) -> tuple[bytes, str]:
-        """Returns the merged pages of all workers, with the workers' states; see `render`."""
+        """Return the merged pages of all workers, with the workers' states; see `render`."""
         page = merged_pages(reports.workers, reports.past)
         return _printed(_MergedRegistry(page, reports), page["plain"], accept)
 
 
 def _observed(observers: Sequence[Observer]) -> Iterator[Metric]:
-    """Yields the counters of what observes calls: records, spans and lines of logs, written and lost."""
+    """Yield the counters of what observes calls: records, spans and lines of logs, written and lost."""
     for counter in (counter for observer in observers for counter in observer.counters()):
         family = CounterMetricFamily(counter.name, counter.text, labels=counter.labels)
         for labels, value in counter.values:
@@ -97,7 +97,7 @@ def _observed(observers: Sequence[Observer]) -> Iterator[Metric]:
 
 
 def _as_json(sample: Sample) -> list[Any]:
-    """Returns a sample in the form of a `Page`."""
+    """Return a sample in the form of a `Page`."""
     return [sample.name, sample.labels, sample.value, *(sample.exemplar or ())]
 
 
@@ -123,7 +123,7 @@ def _preferred(accept: str) -> str:
 
 
 def _printed(registry: CollectorRegistry, plain: Sequence[str], accept: str) -> tuple[bytes, str]:
-    """Returns the registry's text, with the `plain` counters' types, and its content type."""
+    """Return the registry's text, with the `plain` counters' types, and its content type."""
     encode, content_type = choose_encoder(_preferred(accept))
     text = without_exponents(encode(registry))
     return text if content_type.startswith(OPEN_METRICS) else with_counter_types(text, plain), content_type
@@ -138,7 +138,7 @@ class _MergedRegistry(CollectorRegistry):
         self._reports = reports
 
     def collect(self) -> Iterator[Metric]:
-        """Yields all metric families."""
+        """Yield all metric families."""
         for family in self._page["families"]:
             metric = Metric(family["name"], family["help"], family["type"])
             for name, labels, value, *exemplar in family["samples"]:
@@ -172,7 +172,7 @@ class _TelemetryRegistry(CollectorRegistry):
         self._process = process
 
     def collect(self) -> Iterator[Metric]:
-        """Yields all metric families."""
+        """Yield all metric families."""
         calls = list(self._telemetry.calls())
         yield from _requests(calls)
         yield from _executions(calls)
@@ -221,7 +221,7 @@ class _TelemetryRegistry(CollectorRegistry):
         yield waiting
 
     def _metrics(self) -> Iterator[Metric]:
-        """Yields the metrics that models' code keeps; the built-in ones would repeat metrics above."""
+        """Yield the metrics that models' code keeps; the built-in ones would repeat metrics above."""
         gauge = GaugeMetricFamily(
             "triglot_user_metric", "A model's own metric over the last second.", labels=("name", "aggregation")
         )
@@ -248,7 +248,7 @@ class _TelemetryRegistry(CollectorRegistry):
 
 
 def _reason(code: Code) -> str:
-    """Returns the reason of a failed request in Triton's terms."""
+    """Return the reason of a failed request in Triton's terms."""
     if code in (Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE):
         return "REJECTED"
     if code in (Code.CANCELLED, Code.DEADLINE_EXCEEDED):
@@ -257,7 +257,7 @@ def _reason(code: Code) -> str:
 
 
 def _requests(calls: Sequence[tuple[Endpoint, Kind, CallStats]]) -> Iterator[Metric]:
-    """Yields the metrics by method."""
+    """Yield the metrics by method."""
     requests = CounterMetricFamily("triglot_requests", "Finished calls.", labels=(*BY_METHOD, "code"))
     failures = CounterMetricFamily(
         "triglot_request_failures", "Failed calls.", labels=(*BY_METHOD, "code", "reason")
@@ -288,7 +288,7 @@ def _requests(calls: Sequence[tuple[Endpoint, Kind, CallStats]]) -> Iterator[Met
 
 
 def _clients(endpoints: Sequence[Endpoint]) -> Iterator[Metric]:
-    """Yields the metrics by client of access control."""
+    """Yield the metrics by client of access control."""
     labels = ("client", "protocol", "operation", "code")
     for name, about, counts in (
         ("triglot_client_requests", "Finished calls, where there is an access file.", attrgetter("clients")),
@@ -305,7 +305,7 @@ def _clients(endpoints: Sequence[Endpoint]) -> Iterator[Metric]:
 
 
 def _executions(calls: Sequence[tuple[Endpoint, Kind, CallStats]]) -> Iterator[Metric]:
-    """Yields the metrics by model, over all methods: they share executions."""
+    """Yield the metrics by model, over all methods: they share executions."""
     queue: dict[Labels, Histogram] = {}
     compute: dict[Labels, Histogram] = {}
     batches: dict[Labels, Histogram] = {}
@@ -336,7 +336,7 @@ def _executions(calls: Sequence[tuple[Endpoint, Kind, CallStats]]) -> Iterator[M
 
 
 def _readings(versions: Sequence[Version]) -> Iterator[Metric]:
-    """Yields the counters and gauges of the parts of the server that schedule a version's requests."""
+    """Yield the counters and gauges of the parts of the server that schedule a version's requests."""
     families: dict[str, Metric] = {}
     for version in versions:
         if version.servable is None:

@@ -68,7 +68,7 @@ class About:
     is_open: bool = True
 
     def document(self) -> dict[str, Any]:
-        """Returns it as JSON values."""
+        """Return it as JSON values."""
         return {
             "name": self.name,
             "version": __version__,
@@ -101,7 +101,7 @@ class _Metrics:
 
 
 def monitor_routes(telemetry: Telemetry, dataplane: DataPlane, about: About) -> list[Route]:
-    """Returns `/metrics`, and grps' routes below `/grps/v1/monitor`.
+    """Return `/metrics`, and grps' routes below `/grps/v1/monitor`.
 
     All but the route of one model are about all models, and need permission for all.
     """
@@ -165,7 +165,7 @@ def monitor_routes(telemetry: Telemetry, dataplane: DataPlane, about: About) -> 
 
 
 def page_route(telemetry: Telemetry, control: Control, path: str, about: About) -> Route:
-    """Returns the page at `path`. It is public: only its script requests restricted data."""
+    """Return the page at `path`. It is public: only its script requests restricted data."""
     first, *scripts = [PAGE_FOLDER / name for name in SCRIPTS]
 
     async def read(_: HttpRequest, __: Call) -> list[str]:
@@ -223,7 +223,7 @@ def _route(
     answer_size: Callable[[Any], int] = no_work,
     operation: Operation = Operation.METRICS,
 ) -> Route:
-    """Returns a GET row; the telemetry is read where it is printed: on a thread, if there is much of it."""
+    """Return a GET row; the telemetry is read where it is printed: on a thread, if there is much of it."""
     return Route(
         "GET",
         path,
@@ -238,7 +238,7 @@ def _route(
 
 
 def _series_route(telemetry: Telemetry, control: Control) -> Route:
-    """Returns the route of one metric's points (grps 7)."""
+    """Return the route of one metric's points (grps 7)."""
 
     async def read(http: HttpRequest, call: Call) -> dict[str, Any] | None:
         call.permission.check_all_models()
@@ -258,7 +258,7 @@ def _series_route(telemetry: Telemetry, control: Control) -> Route:
 
 
 def _model_route(dataplane: DataPlane, about: About) -> Route:
-    """Returns the route of one version, as this process has it.
+    """Return the route of one version, as this process has it.
 
     Its document includes the server's part, for clients that may use some models only.
     """
@@ -275,7 +275,7 @@ def _model_route(dataplane: DataPlane, about: About) -> Route:
 
 
 def _takes_gzip(http: HttpRequest) -> bool:
-    """Returns whether the client accepts gzip."""
+    """Return whether the client accepts gzip."""
     for coding in http.headers.get("accept-encoding", "").lower().split(","):
         name, _, quality = coding.partition(";")
         if name.strip() in ("gzip", "x-gzip"):
@@ -284,5 +284,5 @@ def _takes_gzip(http: HttpRequest) -> bool:
 
 
 def _parameter(http: HttpRequest, name: str) -> str:
-    """Returns a query parameter, "" if it is missing."""
+    """Return a query parameter, "" if it is missing."""
     return parse_qs(http.target.partition("?")[2]).get(name, [""])[0]

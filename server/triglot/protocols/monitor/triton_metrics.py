@@ -92,7 +92,7 @@ _EXPONENT = re.compile(rb"(?m)(?<= )-?[0-9][0-9.]*e\+[0-9]+$")
 def triton_metrics(
     versions: Sequence[Version], machine: MachineUsage, *, latency_counters: bool = True
 ) -> Iterator[Metric]:
-    """Yields metrics of the loaded versions since their load, and of the machine.
+    """Yield metrics of the loaded versions since their load, and of the machine.
 
     Triton's counters lack OpenMetrics' suffix `_total`, so they are of unknown type there: see
     `with_counter_types`. Without `latency_counters` those of durations and of the response cache are omitted.
@@ -133,7 +133,7 @@ def triton_metrics(
 
 
 def _latencies(measured: Sequence[tuple[dict[str, str], Latencies]]) -> Iterator[Metric]:
-    """Yields histograms and summaries."""
+    """Yield histograms and summaries."""
     first = Metric(FIRST_RESPONSE, "Time from the request to the first response in milliseconds.", "histogram")
     summaries = {name: Metric(*named, "summary") for name, named in SUMMARIES.items()}
     now = time.time()
@@ -171,7 +171,7 @@ def _family(name: str, about: str, samples: Sequence[tuple[dict[str, str], float
 
 
 def _labels(servable: Servable) -> dict[str, str]:
-    """Returns labels for model and version, and the configuration's `metric_tags`, prefixed with `_` (spec 6)."""
+    """Return labels for model and version, and the configuration's `metric_tags`, prefixed with `_` (spec 6)."""
     text = servable.model.model_config.text
     tags = loads(text).get("metric_tags", {}) if text else {}
     own = {label: tag for name, tag in tags.items() if _LABEL.match(label := f"_{name}")}

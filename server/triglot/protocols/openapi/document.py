@@ -47,7 +47,7 @@ def document(
     info: Schema,
     server: str,
 ) -> dict[str, Any]:
-    """Returns the document. `schemas`: those that operations refer to; `server`: the address in sample code."""
+    """Return the document. `schemas`: those that operations refer to; `server`: the address in sample code."""
     paths: dict[str, dict[str, Any]] = {}
     tags: set[str] = set()
     ids: set[str] = set()
@@ -78,7 +78,7 @@ def _order(tag: str) -> tuple[int, str]:
 
 
 def _operations(route: Route, models: Sequence[ModelMetadata], server: str) -> Iterator[ApiOperation]:
-    """Yields a route's operations with paths in OpenAPI's form; those of single models have no variables."""
+    """Yield a route's operations with paths in OpenAPI's form; those of single models have no variables."""
     made = [] if route.of_model is None else [route.of_model(model, server) for model in models]
     of_models = [operation for operation in made if operation is not None]
     examples: dict[str, Any] = {}
@@ -148,7 +148,7 @@ def _content(content: Content, examples: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _referred(paths: Mapping[str, Any], schemas: Mapping[str, Schema]) -> dict[str, Schema]:
-    """Returns the schemas that are used, by name."""
+    """Return the schemas that are used, by name."""
     used: dict[str, Schema] = {}
     new = _names_in(paths)
     while new:

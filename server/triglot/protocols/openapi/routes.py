@@ -33,7 +33,7 @@ def openapi_routes(
     server_name: str,
     address: str,
 ) -> list[Route]:
-    """Returns `/openapi.json`, which covers these routes and its own, and `/docs`.
+    """Return `/openapi.json`, which covers these routes and its own, and `/docs`.
 
     `models` returns the ready models that a client may use. `address` is the server's address in sample code.
     """
@@ -91,7 +91,7 @@ class _Document:
         return 0 if self._cached_for(models) else (len(self.routes) + len(models)) * MODEL_BYTES
 
     def encode(self, models: Models, http: HttpRequest) -> HttpResponse:
-        """Returns the document, or 304 if the client has it. May run off the event loop."""
+        """Return the document, or 304 if the client has it. May run off the event loop."""
         cached = self._cached_for(models)
         if cached is None:
             content = document(self.routes, models, self._schemas, self._info, self._address)

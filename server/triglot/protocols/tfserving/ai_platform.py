@@ -337,12 +337,12 @@ _IS_WRAPPED = re.compile(rb'\s*\{\s*"%b"' % WRAPPER.encode())
 
 
 def unwrapped(body: bytes, limits: JsonLimits) -> tuple[bytes, str | None]:
-    """Returns the request in a body, and its content type; of a body that is no HttpBody the body, and None.
+    """Return the request in a body, and its content type; of a body that is no HttpBody the body, and None.
 
     The `data` are base64, or the request's JSON, as a string or as it is; without `data` the HttpBody is the
     request.
 
-    Raises `InvalidArgument`.
+    Raise `InvalidArgument`.
     """
     if not _IS_WRAPPED.match(body):
         return body, None

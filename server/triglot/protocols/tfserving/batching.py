@@ -29,7 +29,7 @@ class Parameters:
 
 
 def parameters_of(message: BatchingParameters, source: str) -> Parameters:
-    """Returns a message's parameters. Raises `InvalidArgument`, which names the `source` and the field."""
+    """Return a message's parameters. Raise `InvalidArgument`, which names the `source` and the field."""
     try:
         return Parameters(_batching(message), _number(message, "num_batch_threads", 0, 1, MAX_THREADS))
     except ValueError as error:
@@ -85,7 +85,7 @@ def _check_allowed(allowed: list[int], largest: int, execution: int) -> None:
 
 
 def batch(model: Model, parameters: Parameters) -> list[str]:
-    """Enable batching for a model, unless it configures its own. Returns the reasons why requests are not batched.
+    """Enable batching for a model, unless it configures its own. Return the reasons why requests are not batched.
 
     Signatures whose tensors do not all begin with a dim of any size run unbatched, as do models that return
     streams, or do not declare their tensors.
@@ -107,7 +107,7 @@ def batch(model: Model, parameters: Parameters) -> list[str]:
 
 
 def _model_reason(model: Model) -> str:
-    """Returns why none of this model's requests can be batched, or ""."""
+    """Return why none of this model's requests can be batched, or ""."""
     if is_decoupled(model.infer):
         return "the model returns streams"
     if model.any_tensors or model.takes_messages or model.speaks_json:
@@ -116,7 +116,7 @@ def _model_reason(model: Model) -> str:
 
 
 def _signature_reason(signature: Signature) -> str:
-    """Returns which of its tensors cannot be batched, or ""."""
+    """Return which of its tensors cannot be batched, or ""."""
     no_inputs = "" if signature.inputs else "the signature has no inputs"
     return next(_fixed("input", signature), "") or next(_fixed("output", signature), "") or no_inputs
 
@@ -128,7 +128,7 @@ def _fixed(kind: str, signature: Signature) -> Iterator[str]:
 
 
 def _within(batching: DynamicBatching, largest: int) -> DynamicBatching:
-    """Returns the batching for a model of at most `largest` rows; 0: any number."""
+    """Return the batching for a model of at most `largest` rows; 0: any number."""
     if not largest or largest >= batching.max_batch_size:
         return batching
     execution = min(batching.max_execution_size, largest)

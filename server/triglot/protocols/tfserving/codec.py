@@ -89,23 +89,23 @@ class PredictRequest:
 
 
 def decode_spec(message: Any) -> ModelSpec | None:
-    """Returns the `model_spec` of a request, None if it has none."""
+    """Return the `model_spec` of a request, None if it has none."""
     if not message.HasField("model_spec"):
         return None
     return read_spec(message.model_spec)
 
 
 def read_spec(spec: model_pb2.ModelSpec) -> ModelSpec:
-    """Returns the values of a ModelSpec message."""
+    """Return the values of a ModelSpec message."""
     version = spec.version.value if spec.HasField("version") else None
     label = spec.version_label if spec.HasField("version_label") else None
     return ModelSpec(spec.name, version, label, spec.signature_name)
 
 
 def decode_predict(data: MessageBytes) -> PredictRequest:
-    """Returns the request of a serialized PredictRequest; large tensors are views of `data`.
+    """Return the request of a serialized PredictRequest; large tensors are views of `data`.
 
-    Raises `InvalidArgument`, but not for a tensor that cannot be read: an error about the model comes first.
+    Raise `InvalidArgument`, but not for a tensor that cannot be read: an error about the model comes first.
     """
     if len(data) < SCAN_FROM_BYTES:
         message = parse(predict_pb2.PredictRequest, data)
@@ -126,7 +126,7 @@ def _request(message: predict_pb2.PredictRequest) -> PredictRequest:
 
 
 def _entry(entry: memoryview) -> tuple[str, bytes | memoryview] | None:
-    """Returns the name and the serialized TensorProto of a map entry.
+    """Return the name and the serialized TensorProto of a map entry.
 
     None for one with other fields: protobuf treats it as an unknown field.
     """
@@ -162,7 +162,7 @@ def _add_inputs(
 
 
 def decoding_size(data: MessageBytes) -> int:
-    """Estimates what `decode_predict` reads one by one of a large message, in bytes. Raises `InvalidArgument`."""
+    """Estimates what `decode_predict` reads one by one of a large message, in bytes. Raise `InvalidArgument`."""
     rest, entries = scan(data, _RULES)
     named = [_entry(entry) for _, entry in entries]
     return len(rest) + sum([element_bytes(one[1]) for one in named if one is not None])
@@ -185,7 +185,7 @@ class PredictDecoder(LayoutDecoder[PredictRequest]):
 
 
 def _learn(data: bytes, request: PredictRequest) -> Make[PredictRequest] | None:
-    """Returns a builder if each input has all of its bytes in one piece."""
+    """Return a builder if each input has all of its bytes in one piece."""
     if request.unreadable or not request.inputs:
         return None
     by_name = {tensor.name: tensor for tensor in request.inputs}
@@ -212,7 +212,7 @@ def _learn(data: bytes, request: PredictRequest) -> Make[PredictRequest] | None:
 
 
 def _plain_tensor(data: bytes, start: int, end: int, by_name: Mapping[str, InputTensor]) -> InputTensor | None:
-    """Returns the input of a map entry; None unless its data is one piece, in which any bytes are valid."""
+    """Return the input of a map entry; None unless its data is one piece, in which any bytes are valid."""
     entry = {(number, kind): slice(first, last) for number, kind, first, last in fields(data, start, end)}
     if len(list(fields(data, start, end))) != 2 or entry.keys() != {(_KEY, LENGTH), (_VALUE, LENGTH)}:
         return None
@@ -231,7 +231,7 @@ def _plain_tensor(data: bytes, start: int, end: int, by_name: Mapping[str, Input
 
 
 def _byte_size(tensor: InputTensor) -> int:
-    """Returns a tensor's size in bytes; 0 for a datatype in which not all bytes are valid."""
+    """Return a tensor's size in bytes; 0 for a datatype in which not all bytes are valid."""
     datatype = DATATYPES.get(tensor.datatype)
     if datatype is None or tensor.datatype == "BOOL":
         return 0
@@ -239,14 +239,14 @@ def _byte_size(tensor: InputTensor) -> int:
 
 
 def encode_predict(response: InferenceResponse, signature_name: str, *, as_content: bool = False) -> bytes:
-    """Returns a serialized PredictResponse, copied once from the arrays' memory where the field has that form."""
+    """Return a serialized PredictResponse, copied once from the arrays' memory where the field has that form."""
     return b"".join(_pieces(response, signature_name, as_content))
 
 
 def encode_predict_request(
     spec: model_pb2.ModelSpec, inputs: Sequence[OutputTensor], output_filter: Sequence[str]
 ) -> bytes:
-    """Returns a serialized PredictRequest, with tensors as `tensor_content` where possible."""
+    """Return a serialized PredictRequest, with tensors as `tensor_content` where possible."""
     pieces = [serialize(predict_pb2.PredictRequest(model_spec=spec, output_filter=output_filter))]
     for tensor in inputs:
         pieces += _tensor_pieces(tensor, _INPUTS, as_content=True)
@@ -256,7 +256,7 @@ def encode_predict_request(
 def scatter_predict(
     response: InferenceResponse, signature_name: str, *, as_content: bool = False
 ) -> bytes | Scattered:
-    """Returns what `encode_predict` does, but with large arrays sent in place."""
+    """Return what `encode_predict` does, but with large arrays sent in place."""
     scatters = may_scatter(response)
     pieces = _pieces(response, signature_name, as_content)
     return Scattered(pieces) if scatters else b"".join(pieces)
@@ -271,7 +271,7 @@ def _pieces(response: InferenceResponse, signature_name: str, as_content: bool) 
 
 
 def _tensor_pieces(tensor: OutputTensor, entry: int, *, as_content: bool) -> list[Any]:
-    """Returns the pieces of an entry of the map field `entry`."""
+    """Return the pieces of an entry of the map field `entry`."""
     array, datatype = tensor.array, tensor.datatype
     field = memory_field(datatype, as_content=as_content)
     if field is None:
@@ -288,7 +288,7 @@ def _memory_entry_head(entry: int, name: str, datatype: str, shape: tuple[int, .
 
 
 def _entry_head(entry: int, name: str, size: int) -> bytes:
-    """Returns the bytes before a TensorProto of `size` bytes in a map field."""
+    """Return the bytes before a TensorProto of `size` bytes in a map field."""
     encoded = name.encode()
     key = length_prefix(_KEY, len(encoded)) + encoded
     value = length_prefix(_VALUE, size)
@@ -301,7 +301,7 @@ def _encoded_spec(name: str, version: int, signature_name: str) -> bytes:
 
 
 def spec_message(name: str, version: int, signature_name: str = "") -> model_pb2.ModelSpec:
-    """Returns the ModelSpec of replies: the version that answered, never its label."""
+    """Return the ModelSpec of replies: the version that answered, never its label."""
     return model_pb2.ModelSpec(name=name, version={"value": version}, signature_name=signature_name)
 
 

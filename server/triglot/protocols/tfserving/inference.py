@@ -44,13 +44,13 @@ class MultiRequest:
 
 
 def decode_examples(request_class: Any, data: MessageBytes) -> ExamplesRequest:
-    """Returns the request of a serialized ClassificationRequest or RegressionRequest. Raises `InvalidArgument`."""
+    """Return the request of a serialized ClassificationRequest or RegressionRequest. Raise `InvalidArgument`."""
     rest, cuts = scan(data, MessageRules(cut=frozenset({_INPUT})))
     return ExamplesRequest(decode_spec(parse(request_class, rest)), _examples(cuts))
 
 
 def decode_multi(data: MessageBytes) -> MultiRequest:
-    """Returns the request of a serialized MultiInferenceRequest. Raises `InvalidArgument`."""
+    """Return the request of a serialized MultiInferenceRequest. Raise `InvalidArgument`."""
     rest, cuts = scan(data, MessageRules(cut=frozenset({_INPUT})))
     message = parse(pb.MultiInferenceRequest, rest)
     tasks = [(decode_spec(task) or ModelSpec(""), task.method_name) for task in message.tasks]
@@ -58,7 +58,7 @@ def decode_multi(data: MessageBytes) -> MultiRequest:
 
 
 def _examples(cuts: list[tuple[int, memoryview]]) -> list[bytes]:
-    """Returns an Input's serialized examples, each after the context, whose features an example may override."""
+    """Return an Input's serialized examples, each after the context, whose features an example may override."""
     kinds = scan(b"".join([payload for _, payload in cuts]), MessageRules(cut=frozenset({_PLAIN, _WITH_CONTEXT})))[
         1
     ]
@@ -80,20 +80,20 @@ def _examples(cuts: list[tuple[int, memoryview]]) -> list[bytes]:
 
 
 def encode_examples(spec: model_pb2.ModelSpec, examples: Sequence[bytes]) -> bytes:
-    """Returns a serialized ClassificationRequest or RegressionRequest; they have the same fields."""
+    """Return a serialized ClassificationRequest or RegressionRequest; they have the same fields."""
     listed = b"".join([length_prefix(_EXAMPLES, len(example)) + example for example in examples])
     kind = length_prefix(_PLAIN, len(listed)) + listed
     return serialize(pb.ClassificationRequest(model_spec=spec)) + length_prefix(_INPUT, len(kind)) + kind
 
 
 def check_examples(examples: Sequence[bytes]) -> None:
-    """Raises `InvalidArgument` if there are none."""
+    """Raise `InvalidArgument` if there are none."""
     if not examples:
         raise InvalidArgument("Input is empty.")
 
 
 def classify_outputs(signature: Signature, define: Define) -> list[str]:
-    """Returns the outputs to request. Raises `InvalidArgument` for a signature that cannot classify."""
+    """Return the outputs to request. Raise `InvalidArgument` for a signature that cannot classify."""
     _check_one_input(signature)
     if len(signature.outputs) not in (1, 2):
         raise InvalidArgument(f"Expected one or two output Tensors, found {len(signature.outputs)}")
@@ -108,7 +108,7 @@ def classify_outputs(signature: Signature, define: Define) -> list[str]:
 
 
 def regress_outputs(signature: Signature, define: Define) -> list[str]:
-    """Returns the output to request. Raises `InvalidArgument` for a signature that cannot regress."""
+    """Return the output to request. Raise `InvalidArgument` for a signature that cannot regress."""
     _check_one_input(signature)
     if len(signature.outputs) != 1:
         raise InvalidArgument("Expected one output Tensor.")
@@ -135,7 +135,7 @@ def _type_error(what: str, wanted: str, output: OutputTensor, gap: str = " ") ->
 
 
 def classifications(outputs: Sequence[OutputTensor], count: int) -> list[Classes]:
-    """Returns the classes of each of `count` examples. Raises `InvalidArgument` for outputs that do not fit."""
+    """Return the classes of each of `count` examples. Raise `InvalidArgument` for outputs that do not fit."""
     by_name = {output.name: output for output in outputs}
     classes, scores = by_name.get(CLASSES), by_name.get(SCORES)
     for name, output, datatype, type_text in (
@@ -167,9 +167,9 @@ def _check_classes(name: str, output: OutputTensor, datatype: str, type_text: st
 
 
 def regressions(outputs: Sequence[OutputTensor], count: int) -> Array:
-    """Returns the FP32 number of each of `count` examples.
+    """Return the FP32 number of each of `count` examples.
 
-    Raises `InvalidArgument` for an output that does not fit.
+    Raise `InvalidArgument` for an output that does not fit.
     """
     output = outputs[0]
     shape = output.array.shape
@@ -186,7 +186,7 @@ def regressions(outputs: Sequence[OutputTensor], count: int) -> Array:
 
 
 def classification_message(examples: Sequence[Classes]) -> pb.ClassificationResult:
-    """Returns the result message; bytes of a label that are not UTF-8 are replaced."""
+    """Return the result message; bytes of a label that are not UTF-8 are replaced."""
     message = pb.ClassificationResult()
     for classes in examples:
         added = message.classifications.add()
@@ -196,7 +196,7 @@ def classification_message(examples: Sequence[Classes]) -> pb.ClassificationResu
 
 
 def regression_message(values: Array) -> pb.RegressionResult:
-    """Returns the result message."""
+    """Return the result message."""
     message = pb.RegressionResult()
     for value in values.tolist():
         message.regressions.add(value=value)

@@ -38,7 +38,7 @@ KIND_BYTES = 4096
 
 
 def metrics_route(telemetry: Telemetry, control: Control, path: str) -> Route:
-    """Returns the route at `path` with the metrics of all models; with a query the path does not match."""
+    """Return the route at `path` with the metrics of all models; with a query the path does not match."""
 
     async def report(_: Arguments) -> Page:
         return metrics_page(telemetry)
@@ -75,7 +75,7 @@ def _text(text: str, status: int) -> HttpResponse:
 
 
 def metrics_page(telemetry: Telemetry) -> Page:
-    """Returns counts of requests by model and status, and latencies of successful ones, in microseconds.
+    """Return counts of requests by model and status, and latencies of successful ones, in microseconds.
 
     Under the names of TensorFlow's own metrics it adds how often and how long models ran, for any protocol, and
     how versions were loaded.
@@ -141,7 +141,7 @@ def _histograms(name: str, samples: Mapping[Labels, Histogram]) -> Family:
 
 
 def print_page(page: Page) -> str:
-    """Returns the text of a page."""
+    """Return the text of a page."""
     return "\n".join(line for family in page["families"] for line in _lines(family)) + "\n"
 
 

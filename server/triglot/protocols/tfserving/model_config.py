@@ -31,9 +31,9 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 def model_settings(
     config: pb.ModelServerConfig, platforms: Mapping[str, str] | None = None
 ) -> list[ModelSettings]:
-    """Returns the configured models; none if the list is empty. `platforms` are those of the models until now.
+    """Return the configured models; none if the list is empty. `platforms` are those of the models until now.
 
-    Raises `InvalidArgument` in TensorFlow Serving's order: names, then paths, then platforms, of all models.
+    Raise `InvalidArgument` in TensorFlow Serving's order: names, then paths, then platforms, of all models.
     """
     if config.WhichOneof("config") != "model_config_list":
         raise InvalidArgument(
@@ -56,7 +56,7 @@ def _settings(model: pb.ModelConfig, base_path: Path) -> ModelSettings:
 
 
 def _recording(model: pb.ModelConfig) -> Recording | None:
-    """Returns how the model's requests are recorded (tfs 6.7). Raises `InvalidArgument`."""
+    """Return how the model's requests are recorded (tfs 6.7). Raise `InvalidArgument`."""
     if not model.HasField("logging_config"):
         return None
     config = model.logging_config
@@ -100,7 +100,7 @@ def _platform(model: pb.ModelConfig) -> str:
 
 
 def _check_platform(model: pb.ModelConfig, before: str) -> None:
-    """Raises `InvalidArgument` unless either platform or (deprecated) type is set, supported, and as before."""
+    """Raise `InvalidArgument` unless either platform or (deprecated) type is set, supported, and as before."""
     if model.model_type != pb.MODEL_TYPE_UNSPECIFIED and model.model_platform:
         raise InvalidArgument(
             "Illegal setting both ModelServerConfig::model_type (deprecated) and "

@@ -47,7 +47,7 @@ class Models:
     async def metadata(
         self, request: metadata_pb2.GetModelMetadataRequest, call: Call
     ) -> metadata_pb2.GetModelMetadataResponse:
-        """Returns all signatures of the model, callable or not (tfs 3.5). Raises `ServingError`."""
+        """Return all signatures of the model, callable or not (tfs 3.5). Raise `ServingError`."""
         spec = require_spec(decode_spec(request))
         if not request.metadata_field:
             raise InvalidArgument("GetModelMetadataRequest must specify at least one metadata_field")
@@ -65,9 +65,9 @@ class Models:
     async def status(
         self, request: management_pb2.GetModelStatusRequest, call: Call
     ) -> management_pb2.GetModelStatusResponse:
-        """Returns the state of every known version, highest first, or of the requested one only (tfs 3.6).
+        """Return the state of every known version, highest first, or of the requested one only (tfs 3.6).
 
-        Raises `NotFound` for a model without any, with the reason.
+        Raise `NotFound` for a model without any, with the reason.
         """
         spec = require_spec(decode_spec(request))
         try:
@@ -126,13 +126,13 @@ _WITH_DEFAULTS: dict[str, Any] = (
 
 
 def _print(message: Any) -> str:
-    """Returns a message as JSON: all fields, protocol names, 64-bit numbers as strings, indented by one space."""
+    """Return a message as JSON: all fields, protocol names, 64-bit numbers as strings, indented by one space."""
     values = json_format.MessageToDict(message, preserving_proto_field_name=True, **_WITH_DEFAULTS)
     return json.dumps(_ordered(values, message.DESCRIPTOR), indent=1, ensure_ascii=False) + "\n"
 
 
 def _ordered(values: dict[str, Any], descriptor: Any) -> dict[str, Any]:
-    """Returns the fields in the order of their numbers; Python's printer puts defaults last."""
+    """Return the fields in the order of their numbers; Python's printer puts defaults last."""
     ordered: dict[str, Any] = {}
     for field in sorted(descriptor.fields, key=lambda field: field.number):
         if field.name in values:
@@ -150,12 +150,12 @@ def _ordered_value(value: Any, message: Any) -> Any:
 
 
 def encode_status(response: management_pb2.GetModelStatusResponse) -> bytes:
-    """Returns the response to GET /v1/models/MODEL."""
+    """Return the response to GET /v1/models/MODEL."""
     return _print(response).encode()
 
 
 def encode_metadata(response: metadata_pb2.GetModelMetadataResponse) -> bytes:
-    """Returns the response to GET /v1/models/MODEL/metadata; the value nests twice, as clients expect."""
+    """Return the response to GET /v1/models/MODEL/metadata; the value nests twice, as clients expect."""
     spec = response.model_spec
     described = {"name": spec.name, "version": str(spec.version.value), "signature_name": spec.signature_name}
     definitions = metadata_pb2.SignatureDefMap()

@@ -143,12 +143,12 @@ VERTEX_HEALTH = ApiOperation(
 
 
 def call_operations(name: str) -> tuple[ApiOperation, ...]:
-    """Returns the operations of the row for one of the three calls, which parses its paths itself."""
+    """Return the operations of the row for one of the three calls, which parses its paths itself."""
     return tuple(_each_version(CALLS[name], f":{name}"))
 
 
 def get_operations(*, kserve_v1: bool) -> tuple[ApiOperation, ...]:
-    """Returns the operations of the row that answers all GET requests."""
+    """Return the operations of the row that answers all GET requests."""
     looks = *_each_version(STATUS, ""), *_each_version(METADATA, "/metadata")
     return (LIST, *looks) if kserve_v1 else looks
 
@@ -167,7 +167,7 @@ def _each_version(operation: ApiOperation, end: str) -> Iterable[ApiOperation]:
 
 
 def predict_of(model: ModelMetadata, _: str) -> ApiOperation | None:
-    """Returns Predict for one model; None if its tensors have no JSON form."""
+    """Return Predict for one model; None if its tensors have no JSON form."""
     signature = model.signature
     specs = [*signature.inputs, *signature.outputs]
     if model.decoupled or model.speaks_json or signature.any_tensors or signature.method != "predict":
@@ -192,7 +192,7 @@ def predict_of(model: ModelMetadata, _: str) -> ApiOperation | None:
 
 
 def _nested(spec: TensorSpec) -> Schema:
-    """Returns the schema of an element, or nested lists of them; the model checks their shape."""
+    """Return the schema of an element, or nested lists of them; the model checks their shape."""
     element = _ELEMENTS.get(DATATYPES[spec.datatype].dtype.kind, _INTEGER)
     values = {"anyOf": [element, array({"anyOf": [element, array({})]})]}
     return values | {"description": f"{spec.datatype} {shape_text(spec.shape)}"}

@@ -107,7 +107,7 @@ class Record(Watcher):
 
 
 Encode = Callable[[Record], bytes]
-"""Returns a record as it is stored in a file. Raises `ServingError` for a request that cannot be recorded."""
+"""Return a record as it is stored in a file. Raise `ServingError` for a request that cannot be recorded."""
 
 _REQUEST, _RESPONSE = 1, 2
 _LOGS = {"predict": 6, "classify": 2, "regress": 3}
@@ -115,10 +115,10 @@ _LOGS = {"predict": 6, "classify": 2, "regress": 3}
 
 
 def encode_record(record: Record) -> bytes:
-    """Returns a record of a TFRecord file.
+    """Return a record of a TFRecord file.
 
     Requests of Classify and Regress become such logs, all others a Predict log. The logged request names no
-    version, so that it can be replayed on any; the response names it. Raises `InvalidArgument` for outputs that
+    version, so that it can be replayed on any; the response names it. Raise `InvalidArgument` for outputs that
     are no valid result of Classify or Regress.
     """
     request, name = record.request, record.signature_name
@@ -152,7 +152,7 @@ def _field(number: int, payload: bytes) -> bytes:
 
 
 def _own_copy(tensor: InputTensor) -> InputTensor:
-    """Returns the tensor with bytes that no other code can change."""
+    """Return the tensor with bytes that no other code can change."""
     return replace(tensor, data=bytes(tensor.data)) if isinstance(tensor.data, Buffer) else tensor
 
 

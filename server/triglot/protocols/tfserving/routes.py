@@ -107,7 +107,7 @@ class VersionTooLarge(InvalidArgument):
 
 
 def path_of(http: HttpRequest) -> str:
-    """Returns the path as sent; unlike in TensorFlow Serving, a query is allowed (tfs 0.20)."""
+    """Return the path as sent; unlike in TensorFlow Serving, a query is allowed (tfs 0.20)."""
     path = http.target.partition("?")[0]
     return path if path.startswith("/") else _SERVER.sub("", path)
 
@@ -120,16 +120,16 @@ def _cached(read: Callable[[str], T]) -> Callable[[str], T]:
 
 @_cached
 def model_of_path(path: str) -> str:
-    """Returns the model in a path, "" if it names none."""
+    """Return the model in a path, "" if it names none."""
     match = _NAMED.match(path)
     return unquote(match["model"]) if match else ""
 
 
 @_cached
 def parse_call(path: str) -> tuple[str, ModelSpec] | None:
-    """Returns which of `CALLS` a path names, and its model; None if it matches neither.
+    """Return which of `CALLS` a path names, and its model; None if it matches neither.
 
-    Raises `VersionTooLarge`.
+    Raise `VersionTooLarge`.
     """
     match = _POST.fullmatch(path)
     if match is None or match["verb"] not in CALLS:
@@ -143,7 +143,7 @@ def match_get(path: str) -> re.Match[str] | None:
 
 
 def spec_of_match(match: re.Match[str]) -> ModelSpec:
-    """Returns the ModelSpec of a matched path. Raises `VersionTooLarge`."""
+    """Return the ModelSpec of a matched path. Raise `VersionTooLarge`."""
     version = None if match["version"] is None else int(match["version"].lstrip("0")[:20] or "0")
     if version is not None and version > MAX_INT64:
         raise VersionTooLarge(f"Failed to parse version: {version}")
@@ -169,7 +169,7 @@ class Event:
     structured: bool
 
     def response(self, model: str, body: bytes | Scattered) -> HttpResponse:
-        """Returns the event that answers this one, with a model's response as its data."""
+        """Return the event that answers this one, with a model's response as its data."""
         attributes = {
             "specversion": "1.0",
             "id": str(uuid.uuid4()),
@@ -185,9 +185,9 @@ class Event:
 
 
 def event_of(http: HttpRequest, limits: JsonLimits) -> Event | None:
-    """Returns the event in a request, None if it is a plain one.
+    """Return the event in a request, None if it is a plain one.
 
-    Raises `InvalidArgument` for an event without a required attribute, of another specification or without data.
+    Raise `InvalidArgument` for an event without a required attribute, of another specification or without data.
     """
     headers = http.headers
     if headers.keys() >= _HEADERS:
@@ -211,7 +211,7 @@ def _check(attributes: Mapping[str, Any]) -> None:
 
 
 def _data(members: Mapping[str, Any]) -> bytes:
-    """Returns the data of a structured event: JSON, or base64 of it."""
+    """Return the data of a structured event: JSON, or base64 of it."""
     if (data := members.get("data")) is not None:
         return json.dumps(data).encode()
     encoded = members.get("data_base64")
@@ -248,11 +248,11 @@ class PredictCall:
     """The same as gRPC has it, once it was started."""
 
     def encode(self, prediction: Prediction) -> bytes | Scattered:
-        """Returns the response's body."""
+        """Return the response's body."""
         return scatter_predict(prediction.response.outputs, self.decoded.row)
 
     def as_grpc(self) -> PredictRequest:
-        """Returns the request as gRPC has it."""
+        """Return the request as gRPC has it."""
         name = self.decoded.signature_name
         return PredictRequest(replace(self.spec, signature_name=name) if name else self.spec, self.decoded.inputs)
 
@@ -279,7 +279,7 @@ class RestApi(InferenceHandler):
         self.kserve_v1 = kserve_v1
 
     def decode_get(self, http: HttpRequest) -> RestCall:
-        """Decode a request for a model's status or metadata. Raises `InvalidArgument`."""
+        """Decode a request for a model's status or metadata. Raise `InvalidArgument`."""
         match = match_get(path_of(http))
         if match is None:
             raise _malformed(http)
@@ -298,7 +298,7 @@ class RestApi(InferenceHandler):
         return {"models": self._dataplane.model_names(call.permission)}
 
     def decode_post(self, http: HttpRequest) -> RestCall | PredictCall:
-        """Decode a call of a model. Raises `InvalidArgument`, and as the body's codec."""
+        """Decode a call of a model. Raise `InvalidArgument`, and as the body's codec."""
         found = parse_call(path_of(http))
         if found is None:
             raise _malformed(http)
@@ -395,7 +395,7 @@ def _inputs_differ(signature: Signature, than: Signature) -> bool:
 
 
 def tfserving_routes(api: RestApi, *, cors: bool) -> list[Route]:
-    """Returns the rows of all paths below /v1/."""
+    """Return the rows of all paths below /v1/."""
     infer, metadata, public = Operation.INFER, Operation.METADATA, Operation.PUBLIC
     headers = _CORS if cors else {}
 
@@ -453,7 +453,7 @@ def tfserving_routes(api: RestApi, *, cors: bool) -> list[Route]:
 
 
 def not_found_route() -> Route:
-    """Returns a route for all unmatched paths that answers as TensorFlow Serving's HTTP library does."""
+    """Return a route for all unmatched paths that answers as TensorFlow Serving's HTTP library does."""
     return Route("*", ANY_PATH, Operation.PUBLIC, lambda _: True, _allow, _encode_not_found)
 
 
@@ -471,7 +471,7 @@ def _encode(answer: Any, rest: RestCall | PredictCall) -> HttpResponse:
 
 
 def _coding(header: str) -> str:
-    """Returns the coding: only gzip is recognised, anywhere in the header (tfs 4.1)."""
+    """Return the coding: only gzip is recognised, anywhere in the header (tfs 4.1)."""
     return "gzip" if "gzip" in header.lower() else "identity"
 
 
@@ -538,5 +538,5 @@ def encode_failure(error: ServingError, _: Mapping[str, str]) -> HttpResponse:
 
 
 def status_of(error: ServingError) -> int:
-    """Returns the HTTP status of an error (tfs 4.1)."""
+    """Return the HTTP status of an error (tfs 4.1)."""
     return 413 if isinstance(error, PayloadTooLarge) else STATUS.get(error.code, 500)

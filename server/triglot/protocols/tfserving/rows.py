@@ -37,7 +37,7 @@ TRUNCATED = "...TRUNCATED"
 
 
 def tfserving_services(predictions: Predictions, models: Models, *, tensor_content: bool) -> list[Service]:
-    """Returns both services. `tensor_content`: Predict's outputs are in that field (tfs 0.2)."""
+    """Return both services. `tensor_content`: Predict's outputs are in that field (tfs 0.2)."""
     infer, described = Operation.INFER, Operation.METADATA
     classify = partial(decode_examples, inference_pb2.ClassificationRequest)
     regress = partial(decode_examples, inference_pb2.RegressionRequest)
@@ -92,7 +92,7 @@ def _control_row(name: str, operation: Operation, decode: Callable[[MessageBytes
 
 
 def _truncated(text: str) -> str:
-    """Returns an error's text, truncated as TensorFlow Serving does over gRPC (tfs 0.22)."""
+    """Return an error's text, truncated as TensorFlow Serving does over gRPC (tfs 0.22)."""
     encoded = text.encode()
     if len(encoded) <= MAX_ERROR_BYTES:
         return text

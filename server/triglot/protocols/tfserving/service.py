@@ -62,7 +62,7 @@ METHOD_NAMES = {
 
 
 def signature_def(name: str, signature: Signature, given: Mapping[str, bytes]) -> signature_pb2.SignatureDef:
-    """Returns a signature's SignatureDef: the one in the model's file (`given`), or one made of the signature."""
+    """Return a signature's SignatureDef: the one in the model's file (`given`), or one made of the signature."""
     if name in given:
         return signature_pb2.SignatureDef.FromString(given[name])
     message = signature_pb2.SignatureDef(method_name=METHOD_NAMES[signature.method])
@@ -87,7 +87,7 @@ def _fill_infos(infos: Any, specs: Sequence[TensorSpec]) -> None:
 
 
 def signature_def_map(signatures: Mapping[str, Signature], given: Mapping[str, bytes]) -> Any:
-    """Returns all signatures of a model, including those of its file that cannot be called."""
+    """Return all signatures of a model, including those of its file that cannot be called."""
     message = metadata_pb2.SignatureDefMap()
     for name, signature in signatures.items():
         message.signature_def[name].CopyFrom(signature_def(name, signature, given))
@@ -100,14 +100,14 @@ def signature_def_map(signatures: Mapping[str, Signature], given: Mapping[str, b
 
 
 def require_spec(spec: ModelSpec | None) -> ModelSpec:
-    """Returns the ModelSpec. Raises `InvalidArgument` for a request without one."""
+    """Return the ModelSpec. Raise `InvalidArgument` for a request without one."""
     if spec is None:
         raise InvalidArgument("Missing ModelSpec")
     return spec
 
 
 def find_called(dataplane: DataPlane, spec: ModelSpec | None, call: Call) -> Servable:
-    """Returns what `find_servable` does, and records model and version in the call."""
+    """Return what `find_servable` does, and records model and version in the call."""
     call.model_name = require_spec(spec).name
     servable = find_servable(dataplane, call.permission, spec)
     call.model_version = servable.version
@@ -115,9 +115,9 @@ def find_called(dataplane: DataPlane, spec: ModelSpec | None, call: Call) -> Ser
 
 
 def find_servable(dataplane: DataPlane, permission: Permission, spec: ModelSpec | None) -> Servable:
-    """Returns the version for a call, to be leased by `with`.
+    """Return the version for a call, to be leased by `with`.
 
-    Raises `InvalidArgument` or `NotFound`, and `PermissionDenied` for a model that the client may not use.
+    Raise `InvalidArgument` or `NotFound`, and `PermissionDenied` for a model that the client may not use.
     """
     spec = require_spec(spec)
     if not spec.name:
@@ -139,7 +139,7 @@ def find_servable(dataplane: DataPlane, permission: Permission, spec: ModelSpec 
 
 
 def define(servable: Servable, name: str) -> signature_pb2.SignatureDef:
-    """Returns the SignatureDef of one of the version's signatures."""
+    """Return the SignatureDef of one of the version's signatures."""
     return signature_def(name, servable.signatures[name], servable.model.signature_defs)
 
 
@@ -177,7 +177,7 @@ class Predictions(InferenceHandler):
         self._dataplane = dataplane
 
     async def predict(self, request: PredictRequest, call: Call) -> Prediction:
-        """Run Predict. Raises `ServingError` with TensorFlow Serving's texts."""
+        """Run Predict. Raise `ServingError` with TensorFlow Serving's texts."""
         with find_called(self._dataplane, request.spec, call) as servable:
             return await self.predict_on(servable, request, call)
 
@@ -233,7 +233,7 @@ class Predictions(InferenceHandler):
         return prediction
 
     async def classify(self, request: ExamplesRequest, call: Call) -> Classification:
-        """Run Classify. Raises `ServingError` with TensorFlow Serving's texts."""
+        """Run Classify. Raise `ServingError` with TensorFlow Serving's texts."""
         with find_called(self._dataplane, request.spec, call) as servable:
             return await self.classify_on(servable, request, call)
 
@@ -243,7 +243,7 @@ class Predictions(InferenceHandler):
         return Classification(spec, classifications(outputs, len(request.examples)))
 
     async def regress(self, request: ExamplesRequest, call: Call) -> Regression:
-        """Run Regress. Raises `ServingError` with TensorFlow Serving's texts."""
+        """Run Regress. Raise `ServingError` with TensorFlow Serving's texts."""
         with find_called(self._dataplane, request.spec, call) as servable:
             return await self.regress_on(servable, request, call)
 
@@ -318,12 +318,12 @@ def _streams(servable: Servable) -> Unimplemented:
 
 
 def _signature_name(spec: ModelSpec | None) -> str:
-    """Returns the name of the signature to call: the requested or the default one."""
+    """Return the name of the signature to call: the requested or the default one."""
     return (spec.signature_name if spec else "") or DEFAULT_SIGNATURE
 
 
 def _check_tasks(servable: Servable, request: MultiRequest) -> None:
-    """Raises `InvalidArgument`, or `Unimplemented` for a method that takes no examples (tfs 3.4)."""
+    """Raise `InvalidArgument`, or `Unimplemented` for a method that takes no examples (tfs 3.4)."""
     seen: set[str] = set()
     for spec, method in request.tasks:
         if not spec.name:
@@ -345,19 +345,19 @@ def _check_tasks(servable: Servable, request: MultiRequest) -> None:
 
 
 def listed(names: Collection[str]) -> str:
-    """Returns a set of names in the form of some messages."""
+    """Return a set of names in the form of some messages."""
     return ",".join(sorted(names))
 
 
 def braced(names: Collection[str]) -> str:
-    """Returns a set of names in the form of the other messages."""
+    """Return a set of names in the form of the other messages."""
     return f"{{{listed(names)}}}"
 
 
 def check_predict(
     request: PredictRequest, signature: Signature, define: Callable[[], signature_pb2.SignatureDef]
 ) -> None:
-    """Raises `InvalidArgument` for the first mismatch with the signature; shapes are not checked.
+    """Raise `InvalidArgument` for the first mismatch with the signature; shapes are not checked.
 
     `define` returns the signature's definition, for texts that name its tensors.
     """
@@ -372,7 +372,7 @@ def check_predict(
 
 
 def check_datatypes(inputs: Iterable[InputTensor], signature: Signature) -> None:
-    """Raises `InvalidArgument` for the first of the signature's inputs that has a wrong datatype."""
+    """Raise `InvalidArgument` for the first of the signature's inputs that has a wrong datatype."""
     rules = signature.input_rules
     wrong = {tensor.name: tensor for tensor in inputs if tensor.datatype != rules[tensor.name].spec.datatype}
     if wrong:

@@ -128,13 +128,13 @@ class BadTensor(InvalidArgument):
 
 
 def dtype_name(datatype: str) -> str:
-    """Returns TensorFlow's short name of a datatype, such as "float", also for types that are not supported."""
+    """Return TensorFlow's short name of a datatype, such as "float", also for types that are not supported."""
     number = TYPES.get(datatype)
     return (datatype if number is None else pb.DataType.Name(number)).removeprefix("DT_").lower()
 
 
 def _values_class() -> Any:
-    """Returns a class for TensorProto that leaves the shape as bytes, and has no handles and variants.
+    """Return a class for TensorProto that leaves the shape as bytes, and has no handles and variants.
 
     A submessage in two bytes becomes an object of hundreds, and there may be millions of them.
     """
@@ -158,9 +158,9 @@ TensorValues = _values_class()
 
 
 def decode_tensor(name: str, data: bytes | memoryview, most_filled: int = MAX_FILLED_BYTES) -> InputTensor:
-    """Returns the tensor of a serialized TensorProto; its content, or packed floats, is a view of `data`.
+    """Return the tensor of a serialized TensorProto; its content, or packed floats, is a view of `data`.
 
-    Raises `BadTensor`, and `InvalidArgument` if the bytes are not a valid message.
+    Raise `BadTensor`, and `InvalidArgument` if the bytes are not a valid message.
     """
     cuts: list[tuple[int, memoryview]] = []
     try:
@@ -185,7 +185,7 @@ def decode_tensor(name: str, data: bytes | memoryview, most_filled: int = MAX_FI
 
 
 def element_bytes(data: bytes | memoryview) -> int:
-    """Estimates what `decode_tensor` reads element by element, in bytes. Raises `InvalidArgument`."""
+    """Estimates what `decode_tensor` reads element by element, in bytes. Raise `InvalidArgument`."""
     try:
         rest, cuts = scan(data, _CUT, FEW_FIELDS)
     except TooManyFields:
@@ -207,7 +207,7 @@ def _read_shape(pieces: Sequence[bytes]) -> pb.TensorShapeProto:
 
 
 def read_tensor(name: str, message: pb.TensorProto, most_filled: int = MAX_FILLED_BYTES) -> InputTensor:
-    """Returns the tensor of a parsed TensorProto. Raises `BadTensor`."""
+    """Return the tensor of a parsed TensorProto. Raise `BadTensor`."""
     return _tensor(name, message, message.tensor_shape, message.tensor_content, most_filled)
 
 
@@ -219,9 +219,9 @@ def _tensor(
     most_filled: int,
     packed: Buffer | None = None,
 ) -> InputTensor:
-    """Returns the tensor; `message` has the typed values, `content` is that of `tensor_content`.
+    """Return the tensor; `message` has the typed values, `content` is that of `tensor_content`.
 
-    `packed` is the datatype's packed field, if it was cut from the message. Raises `BadTensor`.
+    `packed` is the datatype's packed field, if it was cut from the message. Raise `BadTensor`.
     """
     datatype = _NAMES.get(message.dtype)
     if datatype is None or len(shape_message.dim) > MAX_DIMS:
@@ -260,7 +260,7 @@ def _content(content: Buffer, datatype: str, count: int) -> Buffer | Array:
 
 
 def _string_elements(content: Buffer, count: int) -> list[bytes]:
-    """Returns the strings of `tensor_content`: all their lengths as varints, then all their bytes."""
+    """Return the strings of `tensor_content`: all their lengths as varints, then all their bytes."""
     octets = np.frombuffer(content, np.uint8)
     lasts = np.flatnonzero(octets[: count * SHORT] < 0x80)[:count]
     if len(lasts) < count:
@@ -281,7 +281,7 @@ def _string_elements(content: Buffer, count: int) -> list[bytes]:
 
 
 def _typed_values(message: Any, datatype: str) -> Array:
-    """Returns the values of the datatype's own field; other fields are ignored."""
+    """Return the values of the datatype's own field; other fields are ignored."""
     field = _TYPED_FIELD[datatype]
     values: Any = getattr(message, field)
     if field == "string_val":
@@ -297,7 +297,7 @@ def _typed_values(message: Any, datatype: str) -> Array:
 
 
 def _filled(values: Array, count: int, most_bytes: int) -> Array:
-    """Returns `count` elements: surplus ones are dropped, missing ones are the last one repeated, or zero."""
+    """Return `count` elements: surplus ones are dropped, missing ones are the last one repeated, or zero."""
     if values.size >= count:
         return values[:count]
     if count * values.dtype.itemsize > most_bytes:
@@ -309,7 +309,7 @@ def _filled(values: Array, count: int, most_bytes: int) -> Array:
 
 
 def memory_field(datatype: str, *, as_content: bool) -> int | None:
-    """Returns the number of the field that is an array's memory; None if elements are encoded one by one.
+    """Return the number of the field that is an array's memory; None if elements are encoded one by one.
 
     `as_content` asks for `tensor_content`. Clients cannot read strings from there (tfs 2.3).
     """
@@ -318,13 +318,13 @@ def memory_field(datatype: str, *, as_content: bool) -> int | None:
 
 @lru_cache(maxsize=1024)
 def memory_head(datatype: str, shape: tuple[int, ...], field: int) -> bytes:
-    """Returns what precedes the tensor's memory in its serialized TensorProto."""
+    """Return what precedes the tensor's memory in its serialized TensorProto."""
     size = element_count(shape) * DATATYPES[datatype].itemsize
     return _head(datatype, shape) + (length_prefix(field, size) if size else b"")
 
 
 def encode_elements(array: Array, datatype: str) -> bytes:
-    """Returns a serialized TensorProto with the elements one by one in the typed field."""
+    """Return a serialized TensorProto with the elements one by one in the typed field."""
     head = _head(datatype, array.shape)
     return head + serialize(_typed(array, datatype)) if array.size else head
 
@@ -343,7 +343,7 @@ def _typed(array: Array, datatype: str) -> pb.TensorProto:
 
 
 def tensor_pieces(array: Array, datatype: str, *, as_content: bool = False) -> list[Any]:
-    """Returns a serialized TensorProto in pieces to join; the array's memory is one of them where possible."""
+    """Return a serialized TensorProto in pieces to join; the array's memory is one of them where possible."""
     field = memory_field(datatype, as_content=as_content)
     if field is None:
         return [encode_elements(array, datatype)]
@@ -351,7 +351,7 @@ def tensor_pieces(array: Array, datatype: str, *, as_content: bool = False) -> l
 
 
 def tensor_message(array: Array, datatype: str) -> pb.TensorProto:
-    """Returns the TensorProto of an array, with the typed field."""
+    """Return the TensorProto of an array, with the typed field."""
     return pb.TensorProto.FromString(b"".join(tensor_pieces(array, datatype)))
 
 

@@ -32,7 +32,7 @@ class DamagedRecords(ValueError):
 
 @lru_cache(maxsize=1)
 def _tables() -> Array:
-    """Returns a byte's contribution to the register, by the number of bytes after it, and its value."""
+    """Return a byte's contribution to the register, by the number of bytes after it, and its value."""
     register: Array = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         register = register >> 1 ^ (register & 1) * np.uint32(_CASTAGNOLI)
@@ -44,7 +44,7 @@ def _tables() -> Array:
 
 
 def masked_crc32c(data: bytes) -> int:
-    """Returns TFRecord's checksum: CRC32C, rotated and offset: a CRC of data that contains CRCs is degenerate."""
+    """Return TFRecord's checksum: CRC32C, rotated and offset: a CRC of data that contains CRCs is degenerate."""
     tables = _tables()
     size = len(_START) + len(data)
     width = min(size, ROW)
@@ -64,14 +64,14 @@ def masked_crc32c(data: bytes) -> int:
 
 
 def framed(record: bytes) -> bytes:
-    """Returns a record as it is framed in a TFRecord file."""
+    """Return a record as it is framed in a TFRecord file."""
     length = len(record).to_bytes(8, "little")
     checksums = [_CHECKSUM.pack(masked_crc32c(part)) for part in (length, record)]
     return b"".join([length, checksums[0], record, checksums[1]])
 
 
 def read_records(data: bytes) -> Iterator[bytes]:
-    """Yields the records of a TFRecord file. Raises `DamagedRecords`."""
+    """Yield the records of a TFRecord file. Raise `DamagedRecords`."""
     at = 0
     while at < len(data):
         if len(data) - at < _HEADER.size:

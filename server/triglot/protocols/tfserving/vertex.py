@@ -68,7 +68,7 @@ class Vertex:
         self.limits = platform.limits
 
     def decode_only(self, http: HttpRequest) -> DecodedRequest:
-        """Decode a call of the server's only model. Raises `Unavailable` and `InvalidArgument`."""
+        """Decode a call of the server's only model. Raise `Unavailable` and `InvalidArgument`."""
         decode = partial(self._decode, bytes(http.body), http.headers)
         return DecodedRequest.of(partial(self._find_only, http.permission), decode)
 
@@ -79,7 +79,7 @@ class Vertex:
         return self._dataplane.servable(permission, names[0])
 
     def model_of(self, http: HttpRequest) -> str:
-        """Returns the name of the model that a path's endpoint stands for."""
+        """Return the name of the model that a path's endpoint stands for."""
         return self._target(http)[0]
 
     def _target(self, http: HttpRequest) -> tuple[str, str]:
@@ -88,14 +88,14 @@ class Vertex:
         return name, version
 
     def decode_wrapped(self, method: str, http: HttpRequest) -> EndpointRequest:
-        """Decode what `decode_endpoint` does, or what has it in an HttpBody. Raises as `decode_endpoint`."""
+        """Decode what `decode_endpoint` does, or what has it in an HttpBody. Raise as `decode_endpoint`."""
         body, content_type = unwrapped(bytes(http.body), self.limits)
         headers = {**http.headers, "content-type": content_type} if content_type else http.headers
         received = self.decode_endpoint(method, replace(http, body=body, headers=headers))
         return replace(received, wrapped=content_type is not None)
 
     def decode_endpoint(self, method: str, http: HttpRequest) -> EndpointRequest:
-        """Decode a call of an endpoint. Raises `UnknownResource` and `InvalidArgument`."""
+        """Decode a call of an endpoint. Raise `UnknownResource` and `InvalidArgument`."""
         decode = partial(self._decode, bytes(http.body), http.headers, doubles=method == PREDICT)
         return EndpointRequest(DecodedRequest.of(partial(self._find, http), decode), method, http.path)
 
@@ -104,7 +104,7 @@ class Vertex:
         return self._platform.find(http.permission, name, version, f"endpoint '{_resource(http.path)}'")
 
     def decode_get(self, http: HttpRequest) -> dict[str, Any]:
-        """Returns the description of an endpoint and its one model. Raises `UnknownResource`."""
+        """Return the description of an endpoint and its one model. Raise `UnknownResource`."""
         servable = self._find(http)
         name, path = servable.name, http.path
         model = {
@@ -137,18 +137,18 @@ class Vertex:
         return replace(call, named=False)
 
     async def predict(self, received: EndpointRequest, call: Call) -> Predicted:
-        """Run a call of an endpoint. Raises `ServingError`, also for a model's own HTTP response with an error."""
+        """Run a call of an endpoint. Raise `ServingError`, also for a model's own HTTP response with an error."""
         predicted = await self._platform.predict(received.request, call)
         if predicted.request.speaks_http and (response := predicted.encode()).status >= 400:
             raise error_of(response.status, bytes(response.body))
         return predicted
 
     async def predict_only(self, received: DecodedRequest, call: Call) -> Predicted:
-        """Run a call of the server's only model. Raises `ServingError`."""
+        """Run a call of the server's only model. Raise `ServingError`."""
         return await self._platform.predict(received, call)
 
     async def require_ready(self, _: HttpRequest, __: Call) -> None:
-        """Raises `Unavailable` unless the server is ready."""
+        """Raise `Unavailable` unless the server is ready."""
         if not self._dataplane.ready:
             raise Unavailable("the server is not ready")
 
@@ -166,7 +166,7 @@ def _takes_integers(servable: Servable) -> bool:
 
 
 def _whole(match: re.Match[bytes]) -> bytes:
-    """Returns a whole number without its point and exponent, anything else as it is."""
+    """Return a whole number without its point and exponent, anything else as it is."""
     text = match[0]
     if text.isdigit() or text.startswith(b'"') or len(text) > _MAX_NUMBER:
         return text
@@ -175,7 +175,7 @@ def _whole(match: re.Match[bytes]) -> bytes:
 
 
 def encode_endpoint(predicted: Predicted, received: EndpointRequest) -> HttpResponse:
-    """Returns the response over REST. Raises `Internal` for a model's own response that no members fit in."""
+    """Return the response over REST. Raise `Internal` for a model's own response that no members fit in."""
     response, path = predicted.encode(), received.path
     name, version = predicted.response.model_name, predicted.response.model_version
     if received.method == PREDICT:
@@ -194,7 +194,7 @@ def encode_endpoint(predicted: Predicted, received: EndpointRequest) -> HttpResp
 
 
 def vertex_routes(vertex: Vertex) -> list[Route]:
-    """Returns the methods of endpoints that are served, and a row that refuses everything else of a project's."""
+    """Return the methods of endpoints that are served, and a row that refuses everything else of a project's."""
     predictions = [
         predict_route(
             f"{version}/{ENDPOINT}:{method}",
@@ -243,7 +243,7 @@ def vertex_routes(vertex: Vertex) -> list[Route]:
 
 
 def container_routes(vertex: Vertex, predict_path: str, health_path: str) -> list[Route]:
-    """Returns the routes that Vertex AI names in the container's environment; none for an empty path."""
+    """Return the routes that Vertex AI names in the container's environment; none for an empty path."""
     routes = []
     if predict_path:
         routes.append(

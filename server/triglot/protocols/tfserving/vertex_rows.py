@@ -50,7 +50,7 @@ Answered = tuple[Predicted, EndpointRequest]
 
 
 def vertex_service(vertex: Vertex, dataplane: DataPlane) -> Service:
-    """Returns the service, with the methods that are served."""
+    """Return the service, with the methods that are served."""
     predict = partial(_predict, vertex, dataplane)
 
     def row(name: str, decode: Any, encode: Any) -> Method:

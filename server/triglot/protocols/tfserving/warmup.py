@@ -22,12 +22,12 @@ MAX_RECORDS = 1000
 
 
 async def run_warm_up_file(dataplane: DataPlane, servable: Servable, file: Path) -> None:
-    """Run the recorded requests in a file on a version. Raises `ModelLoadError`."""
+    """Run the recorded requests in a file on a version. Raise `ModelLoadError`."""
     await warm_up(Predictions(dataplane), servable, await asyncio.to_thread(read_warm_up, file))
 
 
 def read_warm_up(file: Path) -> list[prediction_log_pb2.PredictionLog]:
-    """Return the recorded requests in a file. Raises `ModelLoadError`."""
+    """Return the recorded requests in a file. Raise `ModelLoadError`."""
     logs: list[prediction_log_pb2.PredictionLog] = []
     try:
         for record in read_records(file.read_bytes()):
@@ -48,7 +48,7 @@ async def warm_up(
 ) -> None:
     """Run the recorded requests on a version, whichever model and version they name.
 
-    Raises `ModelLoadError` for the first that fails.
+    Raise `ModelLoadError` for the first that fails.
     """
     runs: dict[str, Callable[[Any], Awaitable[Any]]] = {
         "predict_log": lambda log: predictions.predict_on(

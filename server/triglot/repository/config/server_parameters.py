@@ -109,7 +109,7 @@ def misspelt(parameters: Mapping[str, str]) -> Iterator[str]:
 
 
 def wrong(name: str, expected: str, text: str, known: Sequence[str] = ()) -> ValueError:
-    """The error of a parameter that is not as `expected`."""
+    """Return the error of a parameter that is not as `expected`."""
     near = difflib.get_close_matches(text, known, n=1)
     hint = f", did you mean {near[0]!r}?" if near else ""
     return ValueError(f"parameters[{name}]: expected {expected}, got {text!r}{hint}")
@@ -123,7 +123,7 @@ def _seconds(parameters: Mapping[str, str], name: str) -> float | None:
 
 
 def flag(parameters: Mapping[str, str], name: str) -> bool | None:
-    """true, false, or None where nothing is said. Raises `ValueError`."""
+    """Return true, false, or None where nothing is said. Raise `ValueError`."""
     text = parameters.get(name)
     if text not in (None, "true", "false"):
         raise wrong(name, "true or false", str(text), ("true", "false"))

@@ -62,7 +62,7 @@ async def autoscale(servable: Servable, look_seconds: float = LOOK_SECONDS) -> N
     """Add and remove instances of a servable, with a sample every `look_seconds`, until cancelled.
 
     The number stays between that of the instance groups, or the initial one, and `RayOptions.max_instances`.
-    Returns, with a warning, if the servable's instances can never be changed.
+    Return, with a warning, if the servable's instances can never be changed.
     """
     ray = servable.model.ray
     load = Load(servable, ray.max_wait)

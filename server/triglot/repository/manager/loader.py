@@ -31,9 +31,9 @@ log = logging.getLogger(__name__)
 PYTHON = "python"
 """The backend whose models may have a Python environment of their own."""
 Load = Callable[[str, Path, ModelConfig], Model]
-"""Returns the loaded model for (backend, file, configuration); blocks."""
+"""Return the loaded model for (backend, file, configuration); blocks."""
 Adapt = Callable[[Model, ModelFiles], object]
-"""Completes a loaded model before `configure`; blocks. Raises `ModelLoadError`."""
+"""Completes a loaded model before `configure`; blocks. Raise `ModelLoadError`."""
 Complete = Callable[[Servable], Awaitable[None]]
 """Waits for the dependencies of a version; raises `ModelLoadError`."""
 Warm = Callable[[Servable, ModelFiles], Awaitable[None]]
@@ -255,7 +255,7 @@ def _frames(trace: TracebackType | None) -> Iterator[TracebackType]:
 
 
 def clear_frames(error: BaseException) -> None:
-    """Clears the frames of failed code: they may hold a large, partly loaded model, and errors live in cycles."""
+    """Clear the frames of failed code: they may hold a large, partly loaded model, and errors live in cycles."""
     for one in _chain(error, lambda one: one.__cause__ or one.__context__):
         traceback.clear_frames(one.__traceback__)
 

@@ -85,7 +85,7 @@ _PATH = re.compile(r"([A-Za-z0-9_-][A-Za-z0-9._-]*/)+[A-Za-z0-9_-][A-Za-z0-9._-]
 class Upload:
     """A temporary model folder with the uploaded files; deleted when the last reference to this object is gone.
 
-    Blocks while writing. Raises `InvalidArgument` for an invalid path, and `OSError`.
+    Blocks while writing. Raise `InvalidArgument` for an invalid path, and `OSError`.
     """
 
     def __init__(self, name: str, files: Mapping[str, bytes]) -> None:
@@ -444,7 +444,7 @@ class Manager:
         """Unloads the model; it takes no new calls, and running ones complete (spec 3.9).
 
         `dependents`: also unloads the parts that were loaded along with it, unless another ensemble contains them.
-        Returns whether there was something to unload: a name that was never loaded is no error. Raises
+        Return whether there was something to unload: a name that was never loaded is no error. Raises
         `Unavailable` as `load_model` does, and `InvalidArgument`.
         """
         self._require_explicit(name)

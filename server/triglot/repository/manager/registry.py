@@ -245,7 +245,7 @@ class Registry:
         return name in self._default
 
     def is_ready(self, name: str, version: str = "") -> bool:
-        """Whether a request for `name` and `version` would be executed. Raises as `version` does.
+        """Whether a request for `name` and `version` would be executed. Raise as `version` does.
 
         An ensemble is ready if its parts are.
         """

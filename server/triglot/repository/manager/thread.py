@@ -75,7 +75,7 @@ async def in_thread(work: Callable[[], T], late: Callable[[T], object] = _forget
 async def in_time(work: Callable[[], T], seconds: float, name: str) -> T:
     """As `in_thread`, for at most `seconds` of the option load_timeout; 0: no limit.
 
-    Raises `DeadlineExceeded`; the work goes on.
+    Raise `DeadlineExceeded`; the work goes on.
     """
     try:
         async with asyncio.timeout(seconds or None) as limit:

@@ -29,7 +29,7 @@ from triglot.repository.scan.source import Found, ModelFiles, NothingFound, Over
 Wanted = Mapping[str, Mapping[int, ModelFiles]]
 """Files of each wanted version, by model name and version number."""
 Immediate = Callable[[str], bool]
-"""Returns whether the versions of the model of this name are accepted at once, without settling."""
+"""Return whether the versions of the model of this name are accepted at once, without settling."""
 
 
 @dataclass(frozen=True, slots=True)

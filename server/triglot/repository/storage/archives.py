@@ -23,7 +23,7 @@ def without_suffix(name: str) -> str | None:
 def extract(archive: Path, name: str, folder: Path) -> None:
     """Unpacks an archive with this file name, and gives all files its time, as their own may not change with it.
 
-    Raises `StoreError`, also for paths that lead out of the folder, and for one that is too large when it is
+    Raise `StoreError`, also for paths that lead out of the folder, and for one that is too large when it is
     unpacked; nothing is left then.
     """
     folder.mkdir(parents=True)

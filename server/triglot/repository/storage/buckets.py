@@ -48,7 +48,7 @@ _CODE = re.compile(r"<Code>([^<]*)</Code>\s*<Message>([^<]*)")
 
 
 class Bucket:
-    """The objects at a bucket URL. Raises `StoreError` if obstore is not installed or not configured.
+    """The objects at a bucket URL. Raise `StoreError` if obstore is not installed or not configured.
 
     obstore cannot hold keys with an empty segment, `.` or `..`: a listing ends at the first one. A key that begins
     or ends with `/` is listed without it, and then not found. Such keys are skipped, with a warning.

@@ -18,7 +18,7 @@ OTHER_KINDS = ("datasets", "spaces")
 class Hub:
     """The files at hf://OWNER/REPOSITORY[@REVISION][/PATH], of one commit.
 
-    Raises `StoreError` for other URLs, and without huggingface_hub, which finds the token.
+    Raise `StoreError` for other URLs, and without huggingface_hub, which finds the token.
     """
 
     def __init__(self, url: Url) -> None:

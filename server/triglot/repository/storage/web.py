@@ -12,7 +12,7 @@ from triglot.repository.storage.urls import Url
 
 
 class WebArchive:
-    """The archive at an https URL. Raises `StoreError` if its name is not that of an archive."""
+    """The archive at an https URL. Raise `StoreError` if its name is not that of an archive."""
 
     def __init__(self, url: Url) -> None:
         if "@" in url.host:

@@ -60,7 +60,7 @@ class SequenceSchedule:
 
     Each instance has an executor of its own. `lease` is entered once per open sequence, and exited when that ends.
     It may be made on any thread, and is used on the `loop`, by default the running one.
-    Raises `ValueError` for options that the model cannot have.
+    Raise `ValueError` for options that the model cannot have.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class SequenceSchedule:
     # --- arriving and leaving requests ---
 
     def put(self, work: Work, _: Defer | None = None) -> None:
-        """See `Schedule`. Raises `InvalidArgument` for a request that does not belong to a started sequence."""
+        """See `Schedule`. Raise `InvalidArgument` for a request that does not belong to a started sequence."""
         if self._closed:
             raise Unavailable("the model was unloaded")
         if len(self) >= self._limit:

@@ -27,7 +27,7 @@ from triglot.scheduling.sequences.request import SequenceRequest
 class StateTensors:
     """The states of a model; with a batch dim, each sequence's state is one row.
 
-    Raises `ValueError` for a file that does not hold a valid initial state.
+    Raise `ValueError` for a file that does not hold a valid initial state.
     """
 
     def __init__(self, states: Iterable[SequenceState], *, batched: bool) -> None:
@@ -64,7 +64,7 @@ class StateTensors:
     def keep(self, answer: object, rows: Sequence[SequenceRequest | None]) -> None:
         """Store the new state of each row's sequence.
 
-        Raises `Internal`, and stores nothing, for an invalid one.
+        Raise `Internal`, and stores nothing, for an invalid one.
         """
         if not self._states:
             return

@@ -36,7 +36,7 @@ class Strategy(Protocol):
 
 
 Key = Callable[[SequenceRequest], object]
-"""Returns a value that is equal for requests that can share a batch."""
+"""Return a value that is equal for requests that can share a batch."""
 
 
 def strategy_of(model: Model, key: Key, *, alone: bool) -> Strategy:

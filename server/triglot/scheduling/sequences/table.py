@@ -110,7 +110,7 @@ class SequenceTable:
     ) -> SequenceRequest:
         """Add a request to its sequence.
 
-        Raises `InvalidArgument`, and changes nothing, if it was not started, or its id is too long.
+        Raise `InvalidArgument`, and changes nothing, if it was not started, or its id is too long.
         """
         sequence_id, start = scheduling.sequence_id, scheduling.sequence_start
         if isinstance(sequence_id, str) and (size := len(sequence_id.encode())) > MAX_ID_BYTES:
@@ -286,7 +286,7 @@ class SequenceTable:
     def _cancel_rest(self, request: SequenceRequest, others: list[SequenceRequest], at: int) -> list[Dropped]:
         """Cancel a request's whole sequence: these `others`, and those `pending` from `at` on.
 
-        Returns their errors.
+        Return their errors.
         """
         run = request.run
         others += self._followers(run, at)

@@ -62,7 +62,7 @@ _REMOTE = SAMPLED | HAS_IS_REMOTE | IS_REMOTE
 _random_bits = random.getrandbits
 
 SampleRoot = Callable[[int], bool]
-"""Returns whether a trace with this id that begins in this server is sampled."""
+"""Return whether a trace with this id that begins in this server is sampled."""
 
 
 def of_ratio(ratio: float) -> SampleRoot:

@@ -90,7 +90,7 @@ class AioCall(GrpcCall):
             self.changed.set_result(None)
 
     async def next_message(self) -> bytes | None:
-        """Returns the next message of a stream, or None once it has ended."""
+        """Return the next message of a stream, or None once it has ended."""
         if not self.messages:
             self.resume()
         while not self.messages:
@@ -165,7 +165,7 @@ async def _send_all(running: AioCall, context: Any, unsent: UnsentAnswers) -> No
 
 
 async def _write(writer: StreamWriter, message: bytes, call: Call) -> None:
-    """Send one message of a stream. Raises `SlowReader` when the client has not read it in time."""
+    """Send one message of a stream. Raise `SlowReader` when the client has not read it in time."""
     if call.remaining is None:
         await writer.write(message)
         return
@@ -199,7 +199,7 @@ async def abort(context: Any, code: Code, details: str, trailing: Trailing) -> N
 
 
 def call_of(context: Any, permission: Permission) -> Call:
-    """Returns the `Call` that user code sees."""
+    """Return the `Call` that user code sees."""
     remaining = context.time_remaining()
     deadline = None if remaining is None else time.monotonic() + remaining
     call = Call(deadline, context.invocation_metadata, host_of(context.peer()))

@@ -34,7 +34,7 @@ class Gathering:
         self._skipped = 0
 
     def join(self) -> asyncio.Future[None] | None:
-        """Returns what a call waits for before it runs, None if it need not wait."""
+        """Return what a call waits for before it runs, None if it need not wait."""
         loop, waiting = asyncio.get_running_loop(), self._waiting
         if not waiting:
             if self._skipped < self._skips:

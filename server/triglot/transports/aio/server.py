@@ -53,7 +53,7 @@ class GrpcServer:
 
     `limits`: of HTTP/2, as far as grpc's core has options for them. `request_bytes` is shared with the REST
     server. `access` decides which calls a client may make; None: all. `shared`: other processes listen on the
-    port too. Raises `ConfigError` for a certificate that cannot be used.
+    port too. Raise `ConfigError` for a certificate that cannot be used.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class GrpcServer:
         self._server.add_generic_rpc_handlers((_Rows(rows, unsent, max_calls),))
 
     async def start(self) -> int:
-        """Bind and serve; returns the port, or 0 without one. Raises `OSError` when an address cannot be bound."""
+        """Bind and serve; returns the port, or 0 without one. Raise `OSError` when an address cannot be bound."""
         config, port = self._config, 0
         if config.grpc_port != NO_PORT:
             port = self._bind(config.address(config.grpc_port), self._tls)
@@ -102,11 +102,11 @@ class GrpcServer:
             raise OSError(f"cannot bind gRPC to {address}: {error}") from None
 
     def idle_connections(self) -> list[IdleConnection]:
-        """Returns none: grpc.aio does not show its connections."""
+        """Return none: grpc.aio does not show its connections."""
         return []
 
     async def retire(self) -> None:
-        """Does nothing: grpc.aio closes its port, and makes clients connect elsewhere, only when it stops."""
+        """Do nothing: grpc.aio closes its port, and makes clients connect elsewhere, only when it stops."""
 
     async def stop(self) -> None:
         """Reject new calls, end streams with UNAVAILABLE, and wait for other calls for the grace period."""
@@ -115,7 +115,7 @@ class GrpcServer:
 
 
 def _handler(row: GrpcRow, unsent: UnsentAnswers, gathering: Gathering) -> grpc.RpcMethodHandler:
-    """Returns the handler of a row without access control: every client may make the call."""
+    """Return the handler of a row without access control: every client may make the call."""
     if row.kind is Kind.UNARY:
 
         async def unary(data: bytes, context: Any) -> bytes:
@@ -138,7 +138,7 @@ def _handler(row: GrpcRow, unsent: UnsentAnswers, gathering: Gathering) -> grpc.
 def _checked(
     row: GrpcRow, unsent: UnsentAnswers, gathering: Gathering, access: Authorizer
 ) -> grpc.RpcMethodHandler:
-    """Returns the handler of a row with access control, which is checked before the request is read.
+    """Return the handler of a row with access control, which is checked before the request is read.
 
     All rows are registered as streams, which are the same on the wire: for other calls grpc.aio reads the
     request first.
@@ -174,7 +174,7 @@ def _checked(
 
 
 def _permission(row: GrpcRow, context: Any, access: Authorizer) -> Permission:
-    """Returns the permission of a call's client. Raises `ServingError` if the client may not make the call."""
+    """Return the permission of a call's client. Raise `ServingError` if the client may not make the call."""
     names = access.fields[GRPC]
     fields = [(name, value) for name, value in context.invocation_metadata() if name in names]
     return access.permission(row.method.operation, GRPC, fields, partial(names_of_context, context))
@@ -218,7 +218,7 @@ class _Rows(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types.
         self._refusal = grpc.stream_stream_rpc_method_handler(self._refuse)
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        """Returns the handler; None for an unknown path."""
+        """Return the handler; None for an unknown path."""
         row = self._rows.get(handler_call_details.method)
         if row is not None and self._open >= self._max_calls:
             return self._refusal
@@ -284,7 +284,7 @@ def _credentials(tls: Tls) -> grpc.ServerCredentials:
     lock = threading.Lock()
 
     def renewed() -> grpc.ServerCertificateConfiguration | None:
-        """Called by grpc before each connection, on its own threads; None: no change."""
+        """Return a new configuration, None for no change. grpc calls it before each connection, on its threads."""
         with lock:
             return configuration() if tls.renew() else None
 

@@ -41,7 +41,7 @@ Address = tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, int]
 
 
 def host_of(peer: str) -> str:
-    """Returns the IP address of a client from grpc's name for it (ipv4:127.0.0.1:80); "" for a Unix socket."""
+    """Return the IP address of a client from grpc's name for it (ipv4:127.0.0.1:80); "" for a Unix socket."""
     family, _, address = unquote(peer).partition(":")
     return address.rpartition(":")[0].strip("[]") if family in ("ipv4", "ipv6") else ""
 
@@ -121,7 +121,7 @@ class UnsentAnswers:
             self._timer.cancel()
 
     def backlog(self, peer: str) -> QueueFull | None:
-        """Returns why calls are rejected for a client that has not read its responses, or None."""
+        """Return why calls are rejected for a client that has not read its responses, or None."""
         connection = self._connections.get(peer)
         return None if connection is None else self.backlog_of(connection)
 
@@ -139,7 +139,7 @@ class UnsentAnswers:
         return QueueFull(text, retry_after=RETRY_AFTER_SECONDS)
 
     def use(self, peer: str) -> _Connection:
-        """Returns the connection of a client, which is kept until all users call `leave`."""
+        """Return the connection of a client, which is kept until all users call `leave`."""
         connection = self._connections.get(peer)
         if connection is None:
             connection = self._connections[peer] = _Connection(peer)
@@ -182,7 +182,7 @@ class UnsentAnswers:
             self.leave(connection)
 
     def seconds_for(self, size: int) -> float:
-        """Returns the seconds that a client may take to read so many bytes."""
+        """Return the seconds that a client may take to read so many bytes."""
         return self._limits.stall + size / MIN_RATE
 
     def _schedule(self) -> None:
@@ -226,7 +226,7 @@ class StreamWriter:
         unsent.streams.add(self)
 
     async def write(self, message: bytes) -> None:
-        """Send one message. Raises `SlowReader` if the client did not read it, or those before it, in time."""
+        """Send one message. Raise `SlowReader` if the client did not read it, or those before it, in time."""
         unsent, connection, size = self._unsent, self._connection, len(message)
         if connection.bytes and (refused := unsent.backlog_of(connection)) is not None:
             raise SlowReader(refused.message, code=refused.code, retry_after=refused.retry_after)

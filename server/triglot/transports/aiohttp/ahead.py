@@ -100,11 +100,11 @@ class ReadAhead(web.RequestHandler):
         return self._request_count <= self._begun or self._missing() > 0
 
     def _missing(self) -> int:
-        """Returns how many bytes are missing of the body of known length that is being received."""
+        """Return how many bytes are missing of the body of known length that is being received."""
         return self._length - self._content.total_bytes
 
     def _room(self) -> int:
-        """Returns how many bytes may be passed on at once."""
+        """Return how many bytes may be passed on at once."""
         missing = self._missing()
         return missing if self._request_count > self._begun else max(PIECE_BYTES, missing)
 

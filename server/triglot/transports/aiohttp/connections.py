@@ -112,7 +112,7 @@ class Connection(ReadAhead):
     # --- half-closed connections ---
 
     def eof_received(self) -> bool:  # type: ignore[override]  # aiohttp declares no result.
-        """See `asyncio.Protocol`. Returns True if responses are still to be sent."""
+        """See `asyncio.Protocol`. Return True if responses are still to be sent."""
         done = self.discards or not self._request_count or self.is_idle
         if done or self.transport is None or self.transport.get_extra_info("ssl_object") is not None:
             return False

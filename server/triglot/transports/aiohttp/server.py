@@ -28,7 +28,7 @@ _QUOTED = re.compile(r""": b?['"]""")
 
 
 def connection_log() -> logging.Logger:
-    """Returns the logger for aiohttp.
+    """Return the logger for aiohttp.
 
     It logs an invalid request in one line, as information, without a traceback.
     """
@@ -48,7 +48,7 @@ def _one_line(record: logging.LogRecord) -> bool:
 
 
 def _text(error: HttpProcessingError) -> str:
-    """Returns the error without the client's data, which aiohttp quotes: a credential must not be logged."""
+    """Return the error without the client's data, which aiohttp quotes: a credential must not be logged."""
     return _QUOTED.split(" ".join(error.message.split()), maxsplit=1)[0][:MAX_TEXT]
 
 

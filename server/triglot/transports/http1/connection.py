@@ -182,7 +182,7 @@ class Connection(asyncio.Protocol):
         self._certificate_names: Sequence[str] | None = None
 
     def certificate_names(self) -> Sequence[str]:
-        """Returns the names in the client's certificate; none without one."""
+        """Return the names in the client's certificate; none without one."""
         if self._certificate_names is None:
             self._certificate_names = () if self.transport is None else names_of(self.transport)
         return self._certificate_names
@@ -231,7 +231,7 @@ class Connection(asyncio.Protocol):
             self.update_reading()
 
     def eof_received(self) -> bool:
-        """See the base class. Returns True if responses are still to be sent."""
+        """See the base class. Return True if responses are still to be sent."""
         transport, request = self.transport, self._request
         if transport is None or transport.get_extra_info("ssl_object") is not None:
             return False
@@ -375,7 +375,7 @@ class Connection(asyncio.Protocol):
             write_pieces(self.transport, pieces)
 
     async def drained(self) -> None:
-        """Wait while the socket's buffer is full. Raises `ConnectionError` when the connection is closed."""
+        """Wait while the socket's buffer is full. Raise `ConnectionError` when the connection is closed."""
         self._written += 1
         if not self._written % MAX_IN_A_ROW:
             await asyncio.sleep(0)  # Other tasks get a turn.

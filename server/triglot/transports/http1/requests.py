@@ -162,7 +162,7 @@ class RequestReader:
         self._kept, self._at, self.kept, self._left = b"", 0, 0, 0
 
     def receive(self, data: bytes) -> list[Event]:
-        """Returns the events of these bytes; bytes of later requests are kept."""
+        """Return the events of these bytes; bytes of later requests are kept."""
         events: list[Event] = []
         rest = data if self.waits else self._read(data, events)
         if rest and not self._is_over:
@@ -171,7 +171,7 @@ class RequestReader:
         return events
 
     def next_request(self) -> list[Event]:
-        """Returns the events of the next request, as far as it has arrived."""
+        """Return the events of the next request, as far as it has arrived."""
         self._head = HttpRequestParser(self)
         self._begin()
         events: list[Event] = []
@@ -326,7 +326,7 @@ class _ChunkedBody:
         self._parser.feed_data(_CHUNKED_HEAD)
 
     def feed(self, data: bytes) -> bytes:
-        """Parse up to the end of the body; returns the bytes after it. Raises `HttpParserError`."""
+        """Parse up to the end of the body; returns the bytes after it. Raise `HttpParserError`."""
         assert self._parser is not None
         while data and not self.is_complete:
             end = blank_line(self._tail, data)
@@ -340,7 +340,7 @@ class _ChunkedBody:
         return data
 
     def take(self) -> bytes:
-        """Returns the data that has arrived since the last call."""
+        """Return the data that has arrived since the last call."""
         parts, self._parts = self._parts, []
         return b"".join(parts)
 
@@ -355,7 +355,7 @@ class _ChunkedBody:
 
 
 def blank_line(tail: bytes, data: bytes) -> int:
-    """Returns where the first blank line of `data`, which may begin in `tail`, ends.
+    """Return where the first blank line of `data`, which may begin in `tail`, ends.
 
     Its length if there is none.
     """
@@ -368,7 +368,7 @@ def blank_line(tail: bytes, data: bytes) -> int:
 
 
 def _first_wrong_line(piece: bytes) -> bytes:
-    """Returns the line of a rejected head that is invalid."""
+    """Return the line of a rejected head that is invalid."""
     parser = HttpRequestParser(object())
     for line in piece.splitlines(keepends=True):
         try:
@@ -379,7 +379,7 @@ def _first_wrong_line(piece: bytes) -> bytes:
 
 
 def _named(line: bytes) -> str:
-    """Returns the beginning of a line, quoted: the rest may be a credential, which must not be logged."""
+    """Return the beginning of a line, quoted: the rest may be a credential, which must not be logged."""
     begin = _BEGIN.match(line)
     assert begin is not None
     return _quoted(begin[0])
@@ -401,7 +401,7 @@ MAX_CACHED_LINES: Final = 256
 
 @lru_cache(MAX_CACHED_LINES)
 def status_line(status: int, *, is_http10: bool) -> bytes:
-    """Returns the status line; `is_http10`: of HTTP/1.0."""
+    """Return the status line; `is_http10`: of HTTP/1.0."""
     try:
         phrase = HTTPStatus(status).phrase
     except ValueError:
@@ -410,7 +410,7 @@ def status_line(status: int, *, is_http10: bool) -> bytes:
 
 
 def lines(fields: Fields) -> bytes:
-    """Returns the lines of a response's header fields, without framing."""
+    """Return the lines of a response's header fields, without framing."""
     own = [f"{name}: {value}\r\n" for name, value in fields if name.lower() not in FRAMING]
     return "".join(own).encode("utf-8", "surrogateescape")
 
@@ -423,7 +423,7 @@ def _cached_lines(fields: tuple[tuple[str, str], ...]) -> bytes:
 def response_head(
     status: int, fields: Fields, date: str, *, length: int | None, is_http10: bool, keep_alive: bool
 ) -> bytes:
-    """Returns the head of a response. `length`: of its body; None: it is chunked, or ends with the connection.
+    """Return the head of a response. `length`: of its body; None: it is chunked, or ends with the connection.
 
     The lines of `fields` that are a tuple are cached.
     """
@@ -442,5 +442,5 @@ def response_head(
 
 
 def encode_chunk(data: bytes) -> bytes:
-    """Returns a chunk of a chunked body; `data` must not be empty."""
+    """Return a chunk of a chunked body; `data` must not be empty."""
     return b"%x\r\n%b\r\n" % (len(data), data)

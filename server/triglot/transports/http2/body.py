@@ -64,7 +64,7 @@ class Body:
         self._requests: StreamedRequests | None = None
 
     def feed(self, parts: Sequence[memoryview]) -> None:
-        """Read parts of the body. Raises `ServingError`."""
+        """Read parts of the body. Raise `ServingError`."""
         count = 0
         for part in parts:
             self.reader.feed(part)
@@ -74,7 +74,7 @@ class Body:
     def received(self, count: int) -> None:
         """Note that `count` bytes of the body are in the reader; open the window unless too many requests wait.
 
-        Raises `QueueFull` when all calls together hold too much, `Unimplemented` for a second request where one
+        Raise `QueueFull` when all calls together hold too much, `Unimplemented` for a second request where one
         is allowed.
         """
         self._received += count
@@ -101,7 +101,7 @@ class Body:
             self._unopened = 0
 
     def take(self) -> Message | None:
-        """Returns the next request, or None."""
+        """Return the next request, or None."""
         if not self._inbox:
             return None
         message = self._inbox.popleft()
@@ -114,7 +114,7 @@ class Body:
         return message
 
     def stream(self) -> StreamedRequests:
-        """Returns the requests of a bidirectional stream."""
+        """Return the requests of a bidirectional stream."""
         self._requests = StreamedRequests(self, self._rpc)
         return self._requests
 

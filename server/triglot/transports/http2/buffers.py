@@ -61,11 +61,11 @@ class BufferPool:
         return len(self._checkouts)
 
     def take(self, size: int, whole: int) -> tuple[memoryview, memoryview]:
-        """Returns an uninitialized buffer for the first `size` of `whole` bytes, and a read-only view of it to
+        """Return an uninitialized buffer for the first `size` of `whole` bytes, and a read-only view of it to
         keep.
 
         The last of the `whole` bytes would end aligned: a message's tensor is its last field, and so begins
-        aligned. Raises `MemoryError`.
+        aligned. Raise `MemoryError`.
         """
         block = self._take(_rounded(size))
         start = -(block.address + whole) % ALIGNMENT
@@ -115,6 +115,6 @@ class BufferPool:
 
 
 def _rounded(size: int) -> int:
-    """Returns a size of a limited set that is at most an eighth larger."""
+    """Return a size of a limited set that is at most an eighth larger."""
     step = max(1, (1 << max(0, size - 1).bit_length()) // (2 * _SIZES_IN_AN_OCTAVE))
     return -(-size // step) * step

@@ -34,7 +34,7 @@ class CompressingRpc(Rpc):
         self.response_head = compressed_head(self._coding) if self._coding else response_head()
 
     async def _compress(self, message: bytes | Scattered) -> bytes | Scattered | CompressedMessage:
-        """Returns the message, compressed if that is worth it; on a thread if it takes long."""
+        """Return the message, compressed if that is worth it; on a thread if it takes long."""
         if not self._coding or len(message) < COMPRESSED_FROM or self.over:
             return message
         # Clients list every coding that they can read, which is not a request for it, see `deflate`.

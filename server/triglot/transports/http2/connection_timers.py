@@ -114,7 +114,7 @@ class ConnectionTimers:
             protocol.schedule_write()
 
     def _is_stalled(self, now: float) -> bool:
-        """Returns whether data is waiting for the socket, and none of it was sent for `limits.stall` seconds."""
+        """Return whether data is waiting for the socket, and none of it was sent for `limits.stall` seconds."""
         assert self._transport is not None
         out, waiting = self._protocol.connection.out, buffered(self._transport)
         seen = (out.bytes_sent, waiting)

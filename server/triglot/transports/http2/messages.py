@@ -78,7 +78,7 @@ class MessageReader(BodySink):
     def feed(self, data: memoryview) -> None:
         """Read a part of the body.
 
-        Raises `PayloadTooLarge`, `Internal` for an invalid compressed flag, and `QueueFull` when memory is short.
+        Raise `PayloadTooLarge`, `Internal` for an invalid compressed flag, and `QueueFull` when memory is short.
         """
         size = len(data)
         if self._message is not None and size <= len(self._message) - self._at:
@@ -159,7 +159,7 @@ class MessageReader(BodySink):
 async def decompressed(
     message: Message, encoding: str, max_size: int, reserved: Reservation
 ) -> bytes | memoryview:
-    """Returns the message, decompressed as `encoding` says; see `inflate`."""
+    """Return the message, decompressed as `encoding` says; see `inflate`."""
     if not isinstance(message, CompressedMessage):
         return message
     work = INFLATED_WORK * len(message)
@@ -167,9 +167,9 @@ async def decompressed(
 
 
 def inflate(message: bytes | memoryview, encoding: str, max_size: int, grow: Grow) -> bytes:
-    """Returns the decompressed message; never makes more than `max_size` bytes of it.
+    """Return the decompressed message; never makes more than `max_size` bytes of it.
 
-    Raises `Internal` for damaged data, `PayloadTooLarge`, what `window_bits_of` raises, and what `grow` raises,
+    Raise `Internal` for damaged data, `PayloadTooLarge`, what `window_bits_of` raises, and what `grow` raises,
     which is called with the size of each part.
     """
     window_bits = window_bits_of(encoding)
@@ -186,9 +186,9 @@ def inflate(message: bytes | memoryview, encoding: str, max_size: int, grow: Gro
 
 
 def window_bits_of(encoding: str) -> int:
-    """Returns zlib's parameter for grpc-encoding.
+    """Return zlib's parameter for grpc-encoding.
 
-    Raises `Internal` for identity, `Unimplemented` for unknown ones.
+    Raise `Internal` for identity, `Unimplemented` for unknown ones.
     """
     if encoding == "identity":
         raise Internal("a message is marked as compressed, but grpc-encoding names no algorithm")

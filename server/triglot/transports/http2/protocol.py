@@ -377,7 +377,7 @@ class H2Protocol(asyncio.BufferedProtocol):
             rpc.fail(error)
 
     def _refusal(self, rpc: OpenCall) -> ServingError | None:
-        """Returns why a call is rejected, or None."""
+        """Return why a call is rejected, or None."""
         if rpc.row is None:
             return Unimplemented("Method not found!")
         if rpc.head.problem:
@@ -387,7 +387,7 @@ class H2Protocol(asyncio.BufferedProtocol):
         return self.backlog()
 
     def backlog(self) -> ServingError | None:
-        """Returns why new calls are rejected for clients with too many open calls or unread responses, or None."""
+        """Return why new calls are rejected for clients with too many open calls or unread responses, or None."""
         limits = self.server.limits
         if self.open_bytes > limits.fair_open and self.server.open_bytes > limits.max_open_in_all:
             taken, limit = self.open_bytes, limits.max_open_in_all
@@ -401,7 +401,7 @@ class H2Protocol(asyncio.BufferedProtocol):
         return None
 
     def certificate_names(self) -> Sequence[str]:
-        """Returns the names in the client's certificate."""
+        """Return the names in the client's certificate."""
         if self._certificate_names is None:
             self._certificate_names = () if self._transport is None else names_of(self._transport)
         return self._certificate_names

@@ -63,7 +63,7 @@ class RestCall(Rpc):
         *,
         ended: bool,
     ) -> None:
-        """`ended`: the request has no body."""
+        """Begin a call; `ended`: its request has no body."""
         super().__init__(protocol, number, head, None)
         self.kind = Kind.BIDI_STREAM  # Its body is read as it arrives.
         self.body = RestBody(self, 0 if ended else head.length)
@@ -99,7 +99,7 @@ class RestCall(Rpc):
         self.protocol.schedule_write()
 
     async def send_piece(self, piece: bytes) -> None:
-        """Send a part of the body. Raises `ConnectionError` when the client no longer reads."""
+        """Send a part of the body. Raise `ConnectionError` when the client no longer reads."""
         self.protocol.connection.out.data(self.number, (piece,))
         self.protocol.schedule_write()
         while not self.over and self.protocol.connection.out.is_blocked(self.number):
@@ -142,7 +142,7 @@ class RestCall(Rpc):
             self._refuse(details)
 
     def end_grace(self) -> None:
-        """Does nothing: `HttpCalls` ends its calls itself, with a reason."""
+        """Do nothing: `HttpCalls` ends its calls itself, with a reason."""
 
     def fail(self, error: ServingError) -> None:
         """Reject a request because of an error in what was received, and cancel its call."""
@@ -220,7 +220,7 @@ class RestBody(Body):
         self.incoming = _Incoming(self, length, expected=expected)
 
     def feed(self, parts: Sequence[memoryview]) -> None:
-        """Pass on parts of the body. Raises `InvalidArgument` if it is longer than its content-length."""
+        """Pass on parts of the body. Raise `InvalidArgument` if it is longer than its content-length."""
         for part in parts:
             self._pass_on(part)
         self.open_window()
@@ -297,7 +297,7 @@ def begin_rest(protocol: Connected, event: RequestReceived, transport: asyncio.B
 
 
 def _refusal(protocol: Connected, head: RpcHead) -> tuple[int, str] | None:
-    """Returns the status and the text that reject a request by its head and what the server holds, or None."""
+    """Return the status and the text that reject a request by its head and what the server holds, or None."""
     if (too_large := _too_large(head)) is not None:
         return too_large
     if protocol.server.rest is None:
@@ -308,7 +308,7 @@ def _refusal(protocol: Connected, head: RpcHead) -> tuple[int, str] | None:
 
 
 def _too_large(head: RpcHead) -> tuple[int, str] | None:
-    """Returns the status and the text for a head beyond the limits, which are those over HTTP/1.1; else None."""
+    """Return the status and the text for a head beyond the limits, which are those over HTTP/1.1; else None."""
     count = size = 0
     for field in head.fields:
         if field.kind == PATH and field.size - field.name.size > MAX_LINE_BYTES:
@@ -328,7 +328,7 @@ def _too_large(head: RpcHead) -> tuple[int, str] | None:
 
 
 def _problem(head: RpcHead) -> str:
-    """Returns what is wrong with a request that HTTP/1.1 could not say, or servers could misread; or ""."""
+    """Return what is wrong with a request that HTTP/1.1 could not say, or servers could misread; or ""."""
     pseudo = _pseudo(head)
     if not _METHOD.fullmatch(pseudo[b":method"]):
         return f"expected a method of up to 32 capital letters, got {_quoted(pseudo[b':method'])}"
@@ -341,7 +341,7 @@ def _problem(head: RpcHead) -> str:
 
 
 def _head(status: int, fields: Fields, length: int | None, date: str) -> bytes:
-    """Returns the header block of a response. `length`: of its body, if known."""
+    """Return the header block of a response. `length`: of its body, if known."""
     named = [(name.lower(), value) for name, value in fields]
     named = [field for field in named if field[0] not in FRAMING]
     if length is not None and status not in BODILESS:
@@ -370,7 +370,7 @@ def _pseudo(head: RpcHead) -> dict[bytes, bytes]:
 
 
 def rest_fields(head: RpcHead) -> list[tuple[str, str]]:
-    """Returns the header fields as HTTP/1.1 would have them."""
+    """Return the header fields as HTTP/1.1 would have them."""
     fields = [(field.name.value, field.value) for field in head.fields if field.kind >= FIRST_REGULAR]
     hosts = [value for name, value in fields if name == b"host"]
     cookies = [value for name, value in fields if name == b"cookie"]

@@ -124,16 +124,16 @@ class RequestBody(Protocol):
         """Whether the body has the length that its content-length declared."""
 
     def feed(self, parts: Sequence[memoryview]) -> None:
-        """Read parts of the body. Raises `ServingError`."""
+        """Read parts of the body. Raise `ServingError`."""
 
     def received(self, count: int) -> None:
-        """Note that `count` bytes of the body are in the reader. Raises `ServingError`."""
+        """Note that `count` bytes of the body are in the reader. Raise `ServingError`."""
 
     def mark_ended(self) -> None:
         """Note that the client has ended its request."""
 
     def take(self) -> Message | None:
-        """Returns the next request, or None."""
+        """Return the next request, or None."""
 
 
 class Connected(IdleConnection, Protocol):
@@ -151,7 +151,7 @@ class Connected(IdleConnection, Protocol):
         """The server, with what all of its connections share."""
 
     def certificate_names(self) -> Sequence[str]:
-        """Returns the names in the client's certificate."""
+        """Return the names in the client's certificate."""
 
     def schedule_write(self) -> None:
         """Schedule a write."""
@@ -175,7 +175,7 @@ class Connected(IdleConnection, Protocol):
         """Reset a stream, and cancel its call."""
 
     def backlog(self) -> ServingError | None:
-        """Returns why new calls are rejected, or None."""
+        """Return why new calls are rejected, or None."""
 
     def drain(self) -> None:
         """Take no new calls, and close the connection once the running ones have ended."""

@@ -197,7 +197,7 @@ class Rpc(GrpcCall):
         self.start_row(self.row, message, self._call(), self.protocol.defer)
 
     def _call(self) -> Call:
-        """Returns the `Call` that user code sees."""
+        """Return the `Call` that user code sees."""
         call = Call(self.deadline, self.head.read_metadata, self.protocol.remote)
         call.permission = self.permission
         head = self.head

@@ -42,7 +42,7 @@ class H2Server:
     `limits` override those of the configuration. `request_bytes` is shared with the REST server, `rest`, which
     serves connections that speak HTTP/1.1, and requests over HTTP/2 that are not gRPC calls. `bound`: the
     port's sockets, if another process has bound them. `access` decides which calls a client may make; None:
-    all. Raises `ConfigError` for a certificate that cannot be used.
+    all. Raise `ConfigError` for a certificate that cannot be used.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class H2Server:
         return sum(connection.unsent for connection in self.connections)
 
     async def start(self) -> int:
-        """Bind and serve; returns the port, or 0 without one. Raises `OSError` when an address cannot be bound."""
+        """Bind and serve; returns the port, or 0 without one. Raise `OSError` when an address cannot be bound."""
         config, port = self._config, 0
         sockets: list[socket.socket] = []
         if config.grpc_port != NO_PORT:
@@ -128,7 +128,7 @@ class H2Server:
         return port
 
     def idle_connections(self) -> list[IdleConnection]:
-        """Returns the connections that wait for a call, or for their first byte."""
+        """Return the connections that wait for a call, or for their first byte."""
         return [*self.sniffers, *(one for one in self.connections if one.is_idle)]
 
     def _idle_here(self) -> list[IdleConnection]:

@@ -444,7 +444,7 @@ class HttpCalls:
     def start(self, http: Exchange, ended: Callable[[Any], object]) -> RunningCall | None:
         """Start the call of a request; `ended` is called when it has ended, maybe before this returns.
 
-        Returns the call, or None if it has ended.
+        Return the call, or None if it has ended.
         """
         if http.verb == "OPTIONS" and (preflight := self.origins.preflight(http.headers)) is not None:
             self._answer(http, preflight, ended)
@@ -466,7 +466,7 @@ class HttpCalls:
         return None if call.done() else call
 
     def _grpc_answer(self, http: Exchange) -> HttpResponse | None:
-        """Returns the answer to a request at the path of a gRPC method; None for any other path."""
+        """Return the answer to a request at the path of a gRPC method; None for any other path."""
         path = http.target.partition("?")[0]
         if path not in self._grpc_methods:
             return None
@@ -482,7 +482,7 @@ class HttpCalls:
         ended(None)
 
     def admit(self) -> None:
-        """Raises `Unavailable` when no further call is accepted."""
+        """Raise `Unavailable` when no further call is accepted."""
         if self._stopping:
             raise Unavailable(SHUTTING_DOWN)
         if len(self.open) >= self._most:

@@ -41,9 +41,9 @@ MIN_RATE = 240
 
 
 def body_at_once(incoming: RequestBody, limit: int) -> bytes | None:
-    """Returns the body if all of it has arrived; None if not, or if it is invalid.
+    """Return the body if all of it has arrived; None if not, or if it is invalid.
 
-    Raises `PayloadTooLarge`.
+    Raise `PayloadTooLarge`.
     """
     if (incoming.length or 0) > limit:
         raise _too_large(limit)
@@ -54,9 +54,9 @@ def body_at_once(incoming: RequestBody, limit: int) -> bytes | None:
 
 
 async def read_body(incoming: RequestBody, limit: int, reserved: Reservation, place: Place) -> bytes:
-    """Returns the body, whose bytes are `reserved` as they arrive; `place` limits how many are read at once.
+    """Return the body, whose bytes are `reserved` as they arrive; `place` limits how many are read at once.
 
-    Raises `PayloadTooLarge` before more than `limit` bytes are kept, `QueueFull` when all requests together
+    Raise `PayloadTooLarge` before more than `limit` bytes are kept, `QueueFull` when all requests together
     hold too much, and `InvalidArgument` for a body that is invalid or arrives too slowly.
     """
     length = incoming.length
@@ -114,9 +114,9 @@ class HttpDecoder:
         self._other_room = TextRoom(math.inf)
 
     def small_request(self, found: Found, http: Exchange, call: Call) -> HttpRequest | None:
-        """Returns a request whose small body has arrived and can be decoded at once; None for any other.
+        """Return a request whose small body has arrived and can be decoded at once; None for any other.
 
-        Raises `PayloadTooLarge`.
+        Raise `PayloadTooLarge`.
         """
         length = http.body.length
         if length is None or length > TEXT_ON_LOOP or "content-encoding" in http.headers:
@@ -132,16 +132,16 @@ class HttpDecoder:
             raise PayloadTooLarge(f"{error}{_advice(option)}") from None
 
     def _limit(self, route: Route, http: Exchange) -> tuple[int, str]:
-        """Returns the limit on the body in bytes, and the option that sets it, if any."""
+        """Return the limit on the body in bytes, and the option that sets it, if any."""
         route_limit = route.body_limit(http.headers)
         if route_limit is not None and route_limit < self._max_body:
             return route_limit, route.limit_option
         return self._max_body, "max_message_size"
 
     async def decode(self, found: Found, http: Exchange, call: Call) -> Any:
-        """Returns the decoded request; keeps no reference to the body.
+        """Return the decoded request; keep no reference to the body.
 
-        Raises what the row's `decode` raises, `InvalidArgument` for an invalid body, and `PayloadTooLarge`.
+        Raise what the row's `decode` raises, `InvalidArgument` for an invalid body, and `PayloadTooLarge`.
         """
         request = self.small_request(found, http, call)
         if request is not None:
@@ -167,7 +167,7 @@ class HttpDecoder:
     async def _decode_long(
         self, route: Route, request: HttpRequest, inflating: Callable[[], None] | None, call: Call
     ) -> Any:
-        """Returns the decoded request, which may be large, after calling `inflating`."""
+        """Return the decoded request, which may be large, after calling `inflating`."""
         if inflating is not None and request.body:
             if len(request.body) * INFLATED_WORK <= OFF_LOOP_BYTES:
                 inflating()
@@ -182,12 +182,12 @@ class HttpDecoder:
 
 
 def _advice(option: str) -> str:
-    """Returns what a client can do whose body exceeds the limit of this option."""
+    """Return what a client can do whose body exceeds the limit of this option."""
     return f"{_ADVICE} {option}" if option else ""
 
 
 async def _read(body: RequestBody, limit: int, advice: str, reserved: Reservation, place: Place) -> bytes:
-    """Returns the body as it was sent."""
+    """Return the body as it was sent."""
     try:
         return await read_body(body, limit, reserved, place)
     except PayloadTooLarge as error:
@@ -195,7 +195,7 @@ async def _read(body: RequestBody, limit: int, advice: str, reserved: Reservatio
 
 
 def _received(found: Found, http: Exchange, body: bytes, call: Call) -> HttpRequest:
-    """Returns the request with its body, and notes its size and model."""
+    """Return the request with its body, and notes its size and model."""
     request = HttpRequest(
         found.variables, http.headers, body, http.verb, http.target, http.remote, call.permission
     )
@@ -207,7 +207,7 @@ def _received(found: Found, http: Exchange, body: bytes, call: Call) -> HttpRequ
 
 
 def _window_bits(route: Route, http: Exchange) -> int:
-    """Returns zlib's window bits for the body's coding; 0: not compressed. Raises `UnknownCoding`."""
+    """Return zlib's window bits for the body's coding; 0: not compressed. Raise `UnknownCoding`."""
     if "content-encoding" not in http.headers:
         return 0
     coding = route.coding(http.values("content-encoding")[0])

@@ -48,7 +48,7 @@ class Clock:
         self._date = ""
 
     def date(self) -> str:
-        """Returns the current time as an HTTP date."""
+        """Return the current time as an HTTP date."""
         second = int(time.time())
         if second != self._second:
             self._second, self._date = second, formatdate(second, usegmt=True)
@@ -63,13 +63,13 @@ class RequestBody(ABC):
 
     @abstractmethod
     def whole(self) -> bytes | None:
-        """Returns the body if all of it has arrived; None if not, or if it is invalid."""
+        """Return the body if all of it has arrived; None if not, or if it is invalid."""
 
     @abstractmethod
     async def read(self) -> bytes:
-        """Returns what has arrived since the last call, at least one byte; b"" at the end.
+        """Return what has arrived since the last call, at least one byte; b"" at the end.
 
-        Raises `InvalidArgument` for an invalid body.
+        Raise `InvalidArgument` for an invalid body.
         """
 
 
@@ -100,7 +100,7 @@ class Exchange(ABC):
 
     @abstractmethod
     def certificate_names(self) -> Sequence[str]:
-        """Returns the names in the client's certificate; none without one."""
+        """Return the names in the client's certificate; none without one."""
 
     @abstractmethod
     def respond(self, status: int, fields: Fields, body: bytes | Scattered) -> None:
@@ -114,7 +114,7 @@ class Exchange(ABC):
     async def write(self, chunk: bytes) -> None:
         """Send a chunk.
 
-        Waits while the client does not read. Raises `ConnectionError` when it has disconnected.
+        Waits while the client does not read. Raise `ConnectionError` when it has disconnected.
         """
 
     @abstractmethod
@@ -126,7 +126,7 @@ class Exchange(ABC):
         """Break off a response that was begun: the client sees that it is incomplete."""
 
     def values(self, name: str) -> list[str]:
-        """Returns all values of a header field, in order."""
+        """Return all values of a header field, in order."""
         return [value for one, value in self.fields if one == name]
 
 
@@ -150,7 +150,7 @@ class IncomingBody(RequestBody):
         self._waiter: asyncio.Future[None] | None = None
 
     def want(self, *, more: bool) -> None:
-        """Called when the transport has to stop, or may continue, receiving the body."""
+        """Have the transport stop, or continue, receiving the body."""
 
     def feed(self, data: bytes) -> None:
         """Add the next part."""
@@ -187,7 +187,7 @@ class IncomingBody(RequestBody):
         return self._take(JOINED_BYTES)
 
     def _take(self, joined: int) -> bytes:
-        """Returns all waiting parts if they have at most `joined` bytes, else the first one."""
+        """Return all waiting parts if they have at most `joined` bytes, else the first one."""
         parts = self._parts
         if len(parts) > 1 and self._size <= joined:
             taken = b"".join(parts)
@@ -241,7 +241,7 @@ class UnknownCoding(Unimplemented):
 
 
 def default_error(error: ServingError) -> HttpResponse:
-    """Returns the response for an error, for routes without a form of their own."""
+    """Return the response for an error, for routes without a form of their own."""
     status = 413 if isinstance(error, PayloadTooLarge) else STATUS[error.code]
     headers = {"Accept-Encoding": "gzip, deflate"} if isinstance(error, UnknownCoding) else {}
     # No charset: a stock client compares the content type literally (KServe V2, spec 0.3).
@@ -249,12 +249,12 @@ def default_error(error: ServingError) -> HttpResponse:
 
 
 def error_body(text: str) -> bytes:
-    """Returns the JSON of an error."""
+    """Return the JSON of an error."""
     return json.dumps({"error": text}).encode()
 
 
 def grpc_only(what: str, verb: str, content_type: str) -> str:
-    """Returns the text for a request that is not a gRPC call, to a method or a port that takes nothing else."""
+    """Return the text for a request that is not a gRPC call, to a method or a port that takes nothing else."""
     given = f"a {verb[:MAX_QUOTED]} request"
     if verb == "POST":
         given = f"content type {content_type[:MAX_QUOTED]!r}" if content_type else "no content type"
@@ -265,7 +265,7 @@ def grpc_only(what: str, verb: str, content_type: str) -> str:
 
 
 def fields_of(response: HttpResponse, row: Mapping[str, str], origin: Mapping[str, str]) -> Fields:
-    """Returns a response's header fields: its own, its row's, and those that let another `origin` read it.
+    """Return a response's header fields: its own, its row's, and those that let another `origin` read it.
 
     Common combinations are a cached tuple.
     """
@@ -291,7 +291,7 @@ def _cached_fields(content_type: str) -> Fields:
 
 
 def check_fields(response: HttpResponse) -> None:
-    """Raises `ValueError` for a header field, maybe made by a model, that would inject another one."""
+    """Raise `ValueError` for a header field, maybe made by a model, that would inject another one."""
     own = response.headers
     if not own:
         return
@@ -301,20 +301,20 @@ def check_fields(response: HttpResponse) -> None:
 
 
 def error_response(route: Route, error: Exception, headers: Mapping[str, str], call: Call) -> HttpResponse:
-    """Returns the response for an exception; `headers` are the request's."""
+    """Return the response for an exception; `headers` are the request's."""
     # A function of its own: a traceback refers to the frames that the error passed through. If one of these
     # referred to the error, the cycle, with the request in it, would live until garbage collection.
     return failure_response(route, as_serving_error(error, f"{route.verb} {route.method}"), headers, call)
 
 
 def failure_response(route: Route, error: ServingError, headers: Mapping[str, str], call: Call) -> HttpResponse:
-    """Returns the response for an error, in the route's own form if it has one."""
+    """Return the response for an error, in the route's own form if it has one."""
     encoded = default_error(error) if route.encode_error is None else route.encode_error(error, headers)
     return _with_headers(error, encoded, call)
 
 
 def refusal_response(route: Route, error: ServingError, call: Call) -> HttpResponse:
-    """Returns the response for a call that the client may not make.
+    """Return the response for a call that the client may not make.
 
     It has the usual form, unless the route has one of its own for refusals.
     """
@@ -340,7 +340,7 @@ def _with_field(response: HttpResponse, body: bytes | Scattered, name: str, valu
 
 
 async def compressed(http: Exchange, response: HttpResponse) -> HttpResponse:
-    """Returns the response in the coding that the client prefers; compressed on a thread if it takes long."""
+    """Return the response in the coding that the client prefers; compressed on a thread if it takes long."""
     headers = http.values("accept-encoding")
     if not headers or (preference := accepted(",".join(headers))).coding == "identity":
         return response
@@ -352,7 +352,7 @@ async def compressed(http: Exchange, response: HttpResponse) -> HttpResponse:
 
 
 async def in_time(call: Call, work: Awaitable[T], spare: float, when: str) -> T:
-    """Await `work` until `spare` seconds after the call's deadline. Raises `DeadlineExceeded` after that."""
+    """Await `work` until `spare` seconds after the call's deadline. Raise `DeadlineExceeded` after that."""
     if call.remaining is None:
         return await work
     try:

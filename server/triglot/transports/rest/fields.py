@@ -43,7 +43,7 @@ SAME = frozenset(("inference-header-content-length",))
 
 
 def repetition(fields: Fields) -> str:
-    """Returns what is wrong with fields of which one is repeated that must not be; "" if there is none."""
+    """Return what is wrong with fields of which one is repeated that must not be; "" if there is none."""
     seen: dict[str, str] = {}
     for name, value in fields:
         if (before := seen.get(name)) is not None:

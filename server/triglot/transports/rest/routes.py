@@ -78,7 +78,7 @@ class Router:
         self._patterns.setdefault(begin, []).append((_pattern(route.path), (route, endpoint)))
 
     def find(self, verb: str, target: str) -> Found:
-        """Returns the row for a method and a target. Raises `Refused` for an unknown path, or another method."""
+        """Return the row for a method and a target. Raise `Refused` for an unknown path, or another method."""
         sent = _AFTER_PATH.split(target, maxsplit=1)[0] if "?" in target or "#" in target else target
         found = self._cached.get((verb, sent))
         if found is None:
@@ -122,7 +122,7 @@ def _pattern(path: str) -> re.Pattern[str]:
 
 
 def decoded(path: str) -> str:
-    """Returns the path with escapes decoded, except for slashes, per cent signs, and invalid UTF-8."""
+    """Return the path with escapes decoded, except for slashes, per cent signs, and invalid UTF-8."""
     return _ESCAPES.sub(_decoded, path) if "%" in path else path
 
 
@@ -168,7 +168,7 @@ class Origins:
         self._is_own = lru_cache(MAX_HOSTS)(self._has_own_name)
 
     def check(self, route: Route, headers: Mapping[str, str]) -> None:
-        """Raises `PermissionDenied` for a request that a page of another origin may have sent."""
+        """Raise `PermissionDenied` for a request that a page of another origin may have sent."""
         host = headers.get("host", "")
         is_own = self._is_own if len(host) <= MAX_HOST else self._has_own_name
         if host and not self._any_host and not is_own(host):
@@ -212,7 +212,7 @@ class Origins:
         return True  # The browser connected to this very address: a rebound DNS name would be in Host.
 
     def preflight(self, headers: Mapping[str, str]) -> HttpResponse | None:
-        """Returns the response to a preflight request from a page of an allowed origin.
+        """Return the response to a preflight request from a page of an allowed origin.
 
         None for any other request.
         """
@@ -225,7 +225,7 @@ class Origins:
         return HttpResponse(b"", 204, content_type="", headers=allowed)
 
     def allow(self, headers: Mapping[str, str]) -> Mapping[str, str]:
-        """Returns the header fields that let a page of an allowed origin read the response."""
+        """Return the header fields that let a page of an allowed origin read the response."""
         if not self._origins or not self._allows(headers):
             return {}
         return {"Access-Control-Allow-Origin": headers["origin"], "Access-Control-Expose-Headers": "*"}

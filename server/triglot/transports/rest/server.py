@@ -20,7 +20,7 @@ RETIRE_SECONDS = 0.05
 class HttpServer(ABC):
     """Serves `calls` on one port. `start` binds; `stop` waits for calls.
 
-    `bound`: the port's sockets, if another process has bound them. Raises `ConfigError` for a certificate that
+    `bound`: the port's sockets, if another process has bound them. Raise `ConfigError` for a certificate that
     cannot be used.
     """
 
@@ -33,7 +33,7 @@ class HttpServer(ABC):
         self._listener: Listener | None = None
 
     async def start(self, idle_elsewhere: Idle = tuple) -> int:
-        """Bind and serve; returns the port. Raises `OSError` when the address cannot be bound.
+        """Bind and serve; returns the port. Raise `OSError` when the address cannot be bound.
 
         `idle_elsewhere`: see `Listener`.
         """
@@ -58,19 +58,19 @@ class HttpServer(ABC):
 
     @abstractmethod
     def make(self, remote: str) -> asyncio.Protocol:
-        """Returns the protocol of a new connection; `remote`: the client's address, "" where it has none."""
+        """Return the protocol of a new connection; `remote`: the client's address, "" where it has none."""
 
     @abstractmethod
     def protocol(self, remote: str) -> asyncio.Protocol | None:
-        """Returns the protocol of a connection accepted elsewhere; None once no more are served."""
+        """Return the protocol of a connection accepted elsewhere; None once no more are served."""
 
     @abstractmethod
     def count_connections(self) -> int:
-        """Returns the number of open connections."""
+        """Return the number of open connections."""
 
     @abstractmethod
     def idle_connections(self) -> list[IdleConnection]:
-        """Returns the connections that wait for a request."""
+        """Return the connections that wait for a request."""
 
     @abstractmethod
     async def close(self) -> None:

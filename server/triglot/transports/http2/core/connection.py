@@ -254,7 +254,7 @@ class WholeRequests:
 
 
 def read_buffer() -> memoryview:
-    """Returns a receive buffer; connections that read one after the other may share it."""
+    """Return a receive buffer; connections that read one after the other may share it."""
     return memoryview(bytearray(BULK_BYTES))
 
 
@@ -327,7 +327,7 @@ class Connection:
     # --- receiving ---
 
     def get_buffer(self) -> memoryview:
-        """Returns where the next bytes are to be received."""
+        """Return where the next bytes are to be received."""
         self._direct = None
         stream = self._data.stream
         if self._data.left >= DIRECT_BYTES and stream is not None and stream.sink is not None:
@@ -343,7 +343,7 @@ class Connection:
         return self._view[at : BULK_BYTES if self._bulk else READ_BYTES]
 
     def received(self, count: int) -> list[Event]:
-        """Returns the events of the next `count` bytes, which are in `get_buffer`."""
+        """Return the events of the next `count` bytes, which are in `get_buffer`."""
         events: list[Event] = []
         if self.over:
             return events
@@ -369,7 +369,7 @@ class Connection:
         return events
 
     def feed(self, data: bytes | memoryview) -> list[Event]:
-        """Returns the events of `data`, as `get_buffer` and `received` would."""
+        """Return the events of `data`, as `get_buffer` and `received` would."""
         events: list[Event] = []
         data = memoryview(data)
         while data and not self.over:
@@ -477,7 +477,7 @@ class Connection:
         return after > 0
 
     def _check(self, kind: int, number: int, length: int) -> None:
-        """Raises `H2Error` if such a frame is not allowed now."""
+        """Raise `H2Error` if such a frame is not allowed now."""
         if length > self._limits.max_frame:
             raise H2Error(ErrorCode.FRAME_SIZE_ERROR, f"a frame of {length} bytes")
         if length > self._limits.max_control_frame and kind not in _UNBOUNDED:

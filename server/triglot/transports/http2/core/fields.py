@@ -97,7 +97,7 @@ MAX_CACHED_NAME: Final = 64
 
 
 def name_of(value: bytes) -> Name:
-    """Returns the classified name; short names are cached."""
+    """Return the classified name; short names are cached."""
     return _cached_name(value) if len(value) <= MAX_CACHED_NAME else Name(value)
 
 
@@ -173,7 +173,7 @@ class Field:
         return [base64.b64decode(part, validate=True) for part in parts]
 
     def metadata(self) -> Iterable[tuple[str, str | bytes]]:
-        """Returns the field as gRPC metadata."""
+        """Return the field as gRPC metadata."""
         if self.name.is_binary:
             return [(self.name.text, value) for value in self._binary_values()]
         return ((self.name.text, self.text),)
@@ -184,12 +184,12 @@ MAX_CACHED_VALUE: Final = 2048
 
 
 def field_of(name: Name, value: bytes) -> Field:
-    """Returns a field that clients send again: a credential, or one for the table. Repeated ones are cached."""
+    """Return a field that clients send again: a credential, or one for the table. Repeated ones are cached."""
     return _cached_field(name, value) if len(value) <= MAX_CACHED_VALUE else Field(name, value)
 
 
 def omitted(count: int, size: int) -> Field:
-    """Returns a field that stands for `count` fields of `size` bytes, which were too many to keep."""
+    """Return a field that stands for `count` fields of `size` bytes, which were too many to keep."""
     field = Field(name_of(b"omitted"), b"")
     field.kind, field.meaning, field.size = OMITTED, count, size
     return field

@@ -69,37 +69,37 @@ _GOAWAY: Final = struct.Struct(">LL")
 
 
 def head(length: int, kind: int, flags: int, stream: int) -> bytes:
-    """Returns the nine-byte header of a frame with a payload of `length` bytes."""
+    """Return the nine-byte header of a frame with a payload of `length` bytes."""
     return HEAD.pack(length << 8 | kind, flags, stream)
 
 
 def settings(values: Mapping[Setting, int]) -> bytes:
-    """Returns a SETTINGS frame."""
+    """Return a SETTINGS frame."""
     payload = b"".join([_SETTING.pack(key, value) for key, value in values.items()])
     return head(len(payload), SETTINGS, 0, 0) + payload
 
 
 def read_settings(payload: memoryview) -> list[tuple[int, int]]:
-    """Returns the settings of a frame in order, unknown ones included."""
+    """Return the settings of a frame in order, unknown ones included."""
     return list(_SETTING.iter_unpack(payload))
 
 
 def window_update(stream: int, by: int) -> bytes:
-    """Returns a WINDOW_UPDATE frame; stream 0 is the connection."""
+    """Return a WINDOW_UPDATE frame; stream 0 is the connection."""
     return head(4, WINDOW_UPDATE, 0, stream) + _WORD.pack(by)
 
 
 def rst_stream(stream: int, code: ErrorCode) -> bytes:
-    """Returns a RST_STREAM frame."""
+    """Return a RST_STREAM frame."""
     return head(4, RST_STREAM, 0, stream) + _WORD.pack(code)
 
 
 def ping(data: bytes, *, ack: bool = False) -> bytes:
-    """Returns a PING frame with eight bytes of data."""
+    """Return a PING frame with eight bytes of data."""
     return head(8, PING, ACK if ack else 0, 0) + data
 
 
 def goaway(last_stream: int, code: ErrorCode, text: str = "") -> bytes:
-    """Returns a GOAWAY frame with a debug text."""
+    """Return a GOAWAY frame with a debug text."""
     payload = _GOAWAY.pack(last_stream, code) + text.encode()[:256]
     return head(len(payload), GOAWAY, 0, 0) + payload

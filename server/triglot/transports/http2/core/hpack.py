@@ -114,10 +114,10 @@ class Decoder:
         self._room = TABLE_BYTES
 
     def decode(self, block: bytes) -> tuple[tuple[Field, ...], list[Field]]:
-        """Returns the fields of a block: first the table entries that it begins with, then the others.
+        """Return the fields of a block: first the table entries that it begins with, then the others.
 
         Clients that repeat fields send them as entries, so most blocks begin alike. Of more fields than any
-        request may have, most are only counted: see `reduced`. Raises `HpackError`.
+        request may have, most are only counted: see `reduced`. Raise `HpackError`.
         """
         entries = self._entries
         end = min(len(block) - len(block.lstrip(_INDICES)), MAX_FIELDS)
@@ -135,7 +135,7 @@ class Decoder:
     def decode_more(self, block: bytes, at: int, fields: list[Field], *, begun: bool) -> None:
         """Add the fields from `at` on to those before them; `begun`: there was one.
 
-        Raises `HpackError`, and `IndexError` if the last one is incomplete.
+        Raise `HpackError`, and `IndexError` if the last one is incomplete.
         """
         end = len(block)
         while at < end:
@@ -169,7 +169,7 @@ class Decoder:
                 fields[:] = reduced(fields)
 
     def entry(self, index: int) -> Field:
-        """Returns an entry of the tables. Raises `HpackError`."""
+        """Return an entry of the tables. Raise `HpackError`."""
         if not 0 < index <= len(self._entries):
             raise HpackError(_BEYOND)
         return self._entries[-index]
@@ -196,7 +196,7 @@ class Decoder:
 
 
 def _integer(block: bytes, at: int, mask: int) -> tuple[int, int]:
-    """Returns an integer whose prefix has the bits of `mask`, and where it ends (5.1)."""
+    """Return an integer whose prefix has the bits of `mask`, and where it ends (5.1)."""
     value = block[at] & mask
     at += 1
     if value < mask:
@@ -214,7 +214,7 @@ def _integer(block: bytes, at: int, mask: int) -> tuple[int, int]:
 
 
 def _string(block: bytes, at: int) -> tuple[bytes, int]:
-    """Returns a string literal, and where it ends (5.2)."""
+    """Return a string literal, and where it ends (5.2)."""
     first = block[at]
     is_coded = first & 0x80
     length, at = (first & 0x7F, at + 1) if first & 0x7F != 0x7F else _integer(block, at, 0x7F)
@@ -243,7 +243,7 @@ class BlockParts:
         self._long: _LongField | None = None
 
     def add(self, part: bytes | memoryview) -> None:
-        """Decode the next part. Raises `HpackError`."""
+        """Decode the next part. Raise `HpackError`."""
         rest = self._rest + part
         while True:
             long = self._long
@@ -272,7 +272,7 @@ class BlockParts:
         return rest
 
     def end(self) -> list[Field]:
-        """Returns the fields of the block. Raises `HpackError`."""
+        """Return the fields of the block. Raise `HpackError`."""
         if self._rest or self._long is not None:
             raise HpackError(_ENDS_EARLY)
         return self.fields
@@ -310,7 +310,7 @@ class _LongField:
         return self.skip(rest)
 
     def field(self) -> Field:
-        """Returns the field, with the beginning of its value, and its whole size."""
+        """Return the field, with the beginning of its value, and its whole size."""
         assert self._value is not None
         field = Field(self._name, self._value.rstrip(b" \t"))
         field.size = self._name.size + self._size
@@ -318,7 +318,7 @@ class _LongField:
 
 
 def reduced(fields: Iterable[Field]) -> list[Field]:
-    """Returns the fields that say what kind of request it is, and one that stands for all others.
+    """Return the fields that say what kind of request it is, and one that stands for all others.
 
     For more fields than any request may have: all that matters is how large they are.
     """
@@ -334,7 +334,7 @@ def reduced(fields: Iterable[Field]) -> list[Field]:
 
 
 def _complete(block: bytes) -> int:
-    """Returns where the last complete field of a block ends."""
+    """Return where the last complete field of a block ends."""
     at = 0
     try:
         while (end := _field_end(block, at)) <= len(block):
@@ -345,7 +345,7 @@ def _complete(block: bytes) -> int:
 
 
 def _field_end(block: bytes, at: int) -> int:
-    """Returns where a field ends, maybe beyond the block. Raises `IndexError` if its lengths are incomplete."""
+    """Return where a field ends, maybe beyond the block. Raise `IndexError` if its lengths are incomplete."""
     first = block[at]
     if first & 0x80:
         return _integer(block, at, 0x7F)[1]
@@ -362,7 +362,7 @@ def _string_end(block: bytes, at: int) -> int:
 
 
 def _measured(block: bytes, at: int) -> tuple[bytes, int, int]:
-    """Returns the beginning of a string literal, its size as it is coded, and where it ends."""
+    """Return the beginning of a string literal, its size as it is coded, and where it ends."""
     first = block[at]
     length, at = _integer(block, at, 0x7F)
     text = block[at : at + min(length, MEASURED)]
@@ -386,7 +386,7 @@ _CODE_LENGTHS: Final = bytes.fromhex(
 
 
 def _tree() -> list[list[int]]:
-    """Returns the inner nodes, root first: where a 0 and a 1 lead, to a node or, as -1 - symbol, to a symbol."""
+    """Return the inner nodes, root first: where a 0 and a 1 lead, to a node or, as -1 - symbol, to a symbol."""
     nodes = [[0, 0]]
     code = last_length = 0
     for length, symbol in sorted((length, symbol) for symbol, length in enumerate(_CODE_LENGTHS)):
@@ -407,7 +407,7 @@ _TREE: Final = _tree()
 
 
 def _ends() -> frozenset[int]:
-    """Returns the nodes at which a string may end: after a symbol, or in padding, a prefix of EOS (5.2)."""
+    """Return the nodes at which a string may end: after a symbol, or in padding, a prefix of EOS (5.2)."""
     ends = [0]
     for _ in range(MAX_PADDING_BITS):
         ends.append(_TREE[ends[-1]][1])
@@ -419,7 +419,7 @@ _ENDS: Final = _ends()
 
 @lru_cache(maxsize=8192)
 def _step(node: int, byte: int) -> tuple[int, bytes]:
-    """Returns the node that a byte leads to, and the symbols it completes."""
+    """Return the node that a byte leads to, and the symbols it completes."""
     symbols = bytearray()
     for bit in range(7, -1, -1):
         node = _TREE[node][byte >> bit & 1]
@@ -432,7 +432,7 @@ def _step(node: int, byte: int) -> tuple[int, bytes]:
 
 
 def decode_huffman(text: bytes) -> bytes:
-    """Returns a decoded Huffman string. Raises `HpackError`."""
+    """Return a decoded Huffman string. Raise `HpackError`."""
     decoded, node = _huffman(text)
     if node not in _ENDS:
         raise HpackError("a string that ends within a symbol")
@@ -440,7 +440,7 @@ def decode_huffman(text: bytes) -> bytes:
 
 
 def _huffman(text: bytes) -> tuple[bytes, int]:
-    """Returns the decoded beginning of a string, and the node at which it ends."""
+    """Return the decoded beginning of a string, and the node at which it ends."""
     node = 0
     parts = []
     for byte in text:

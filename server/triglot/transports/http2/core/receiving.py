@@ -135,9 +135,9 @@ _NOTHING: Final = _Parsed()
 
 
 def read_head(start: tuple[Field, ...], rest: Sequence[Field] = ()) -> RpcHead:
-    """Returns the head of a request with these fields, given as `Decoder.decode` returns them.
+    """Return the head of a request with these fields, given as `Decoder.decode` returns them.
 
-    Most blocks begin with the same entries of the table: what these say is cached. Raises `MalformedRequest` for
+    Most blocks begin with the same entries of the table: what these say is cached. Raise `MalformedRequest` for
     fields that HTTP/2 does not allow (RFC 9113, 8).
     """
     if len(start) > MAX_CACHED_FIELDS:
@@ -173,7 +173,7 @@ def _head(parsed: _Parsed) -> RpcHead:
 
 
 def _parse(fields: Sequence[Field], before: _Parsed = _NOTHING) -> _Parsed:
-    """Returns what the fields say, after those `before`. Raises as `read_head`."""
+    """Return what the fields say, after those `before`. Raise as `read_head`."""
     meanings = list(before.meanings)
     _, _, traceparent, tracestate, credentials, problem, size, is_regular = before
     for field in fields:
@@ -318,7 +318,7 @@ class HeaderFrames:
 
     @staticmethod
     def _bounds(kind: int, flags: int, number: int, payload: memoryview, length: int) -> tuple[int, int]:
-        """Returns where the block begins and ends in a frame's payload of `length` bytes."""
+        """Return where the block begins and ends in a frame's payload of `length` bytes."""
         if kind == frames.CONTINUATION:
             return 0, length
         if not number & 1:
@@ -368,7 +368,7 @@ class HeaderFrames:
         self._received(number, ((), fields), self._end_stream, events)
 
     def request(self, block: bytes) -> RpcHead | None:
-        """Decode a request's complete header block; None: not a valid request. Raises `H2Error`."""
+        """Decode a request's complete header block; None: not a valid request. Raise `H2Error`."""
         try:
             return read_head(*self._decoder.decode(block))
         except MalformedRequest:
@@ -461,7 +461,7 @@ class DataFrame:
         self._received.clear()
 
     def begin(self, number: int, length: int, flags: int, padding: int, events: list[Any]) -> None:
-        """Begin a frame whose header and padding length have arrived. Raises `H2Error`."""
+        """Begin a frame whose header and padding length have arrived. Raise `H2Error`."""
         streams = self._streams
         if not number & 1 or number > streams.last:
             raise H2Error(ErrorCode.PROTOCOL_ERROR, f"DATA on stream {number}, which is idle")
@@ -558,7 +558,7 @@ class DataFrame:
         event.ended = True
 
     def _charge_window(self, number: int, length: int, events: list[Any]) -> Stream | None:
-        """Returns the frame's stream, and charges its window; None: the frame is to be ignored."""
+        """Return the frame's stream, and charges its window; None: the frame is to be ignored."""
         streams = self._streams
         stream = streams.open.get(number)
         if stream is None:

@@ -84,7 +84,7 @@ class Sender:
         return self.unsent > 0
 
     def stalled(self, now: float, seconds: float, min_sent: int) -> list[int]:
-        """Returns the streams whose data has waited for a window for `seconds`, with less than `min_sent` sent.
+        """Return the streams whose data has waited for a window for `seconds`, with less than `min_sent` sent.
 
         To be called regularly. While the socket accepts nothing, no stream counts as stalled.
         """
@@ -101,7 +101,7 @@ class Sender:
         return stalled
 
     def take(self) -> list[Any]:
-        """Returns the buffers to write to the socket now, in order."""
+        """Return the buffers to write to the socket now, in order."""
         out, self._out = self._out, []
         return out
 
@@ -130,7 +130,7 @@ class Sender:
         return stream
 
     def has(self, number: int) -> bool:
-        """Returns whether the sending side of the stream is open."""
+        """Return whether the sending side of the stream is open."""
         return number in self._streams
 
     def drop(self, number: int) -> None:
@@ -141,7 +141,7 @@ class Sender:
             self.unsent -= sum(map(len, stream.pieces))
 
     def is_blocked(self, number: int) -> bool:
-        """Returns whether data of the stream is waiting."""
+        """Return whether data of the stream is waiting."""
         stream = self._streams.get(number)
         return stream is not None and bool(stream.pieces)
 
@@ -273,7 +273,7 @@ class Sender:
     def set_initial_window(self, initial: int) -> bool:
         """Change the initial window of all streams (SETTINGS).
 
-        Returns False if a window exceeds the largest size allowed.
+        Return False if a window exceeds the largest size allowed.
         """
         more, self._initial = initial - self._initial, initial
         for number, stream in self._streams.items():
@@ -291,7 +291,7 @@ class Sender:
         self._paused = True
 
     def resume(self) -> list[Drained]:
-        """Send again: the socket accepts data. Returns the streams whose data was all sent."""
+        """Send again: the socket accepts data. Return the streams whose data was all sent."""
         self._paused = False
         return self.flush()
 
@@ -375,12 +375,12 @@ _PRINTABLE: Final = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 
 
 def _literal(name: bytes, value: bytes) -> bytes:
-    """Returns a literal field without indexing, whose encoding does not depend on the dynamic table."""
+    """Return a literal field without indexing, whose encoding does not depend on the dynamic table."""
     return b"\x00" + _length(len(name)) + name + _length(len(value)) + value
 
 
 def _length(count: int) -> bytes:
-    """Returns an HPACK integer with a prefix of seven bits (RFC 7541, 5.1)."""
+    """Return an HPACK integer with a prefix of seven bits (RFC 7541, 5.1)."""
     if count < 127:
         return bytes((count,))
     rest, encoded = count - 127, bytearray((127,))
@@ -399,7 +399,7 @@ OK_TRAILERS: Final = _literal(b"grpc-status", b"0")
 
 
 def response_head() -> bytes:
-    """Returns the header block that precedes a response's messages."""
+    """Return the header block that precedes a response's messages."""
     return _HEAD
 
 
@@ -409,7 +409,7 @@ def compressed_head(coding: str) -> bytes:
 
 
 def trailers(code: int, message: str = "", metadata: Iterable[tuple[str, str | bytes]] = ()) -> bytes:
-    """Returns the header block that ends a response."""
+    """Return the header block that ends a response."""
     if not code and not metadata:
         return OK_TRAILERS
     block = _literal(b"grpc-status", str(code).encode())
@@ -422,10 +422,10 @@ def trailers(code: int, message: str = "", metadata: Iterable[tuple[str, str | b
 
 
 def trailers_only(code: int, message: str, metadata: Iterable[tuple[str, str | bytes]] = ()) -> bytes:
-    """Returns the header block of a Trailers-Only response: an error before any message."""
+    """Return the header block of a Trailers-Only response: an error before any message."""
     return _HEAD + trailers(code, message, metadata)
 
 
 def block_of(status: int, fields: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Returns the header block of any response; names in lower case."""
+    """Return the header block of any response; names in lower case."""
     return _literal(b":status", str(status).encode()) + b"".join(_literal(*field) for field in fields)

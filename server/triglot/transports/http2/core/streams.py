@@ -55,7 +55,7 @@ class ReceiveWindow:
     def consumed(self, count: int) -> int:
         """Note that bytes were consumed.
 
-        Returns by how much to open the window now: rarely, and much at a time.
+        Return by how much to open the window now: rarely, and much at a time.
         """
         self._consumed += count
         if self._consumed * 2 < self.size:
@@ -85,7 +85,7 @@ class AbuseBudget:
     def spend_earned(self) -> bool:
         """Pay for a frame that streams and responses may account for, from either budget.
 
-        Returns False if both are empty.
+        Return False if both are empty.
         """
         if self._earned:
             self._earned -= 1
@@ -173,20 +173,20 @@ class Streams:
         self._whole.ended = True
 
     def charge(self, what: str) -> None:
-        """Charge a frame that nothing accounts for. Raises `H2Error` when there were too many."""
+        """Charge a frame that nothing accounts for. Raise `H2Error` when there were too many."""
         if not self._abuse_budget.spend():
             raise H2Error(ErrorCode.ENHANCE_YOUR_CALM, f"too many {what}")
 
     def charge_earned(self, what: str) -> None:
         """Charge a frame that streams and responses account for, a few each.
 
-        Raises `H2Error` when there were too many.
+        Raise `H2Error` when there were too many.
         """
         if not self._abuse_budget.spend_earned():
             raise H2Error(ErrorCode.ENHANCE_YOUR_CALM, f"too many {what}")
 
     def may_begin(self, number: int) -> bool:
-        """Returns whether a new request may begin on this stream.
+        """Return whether a new request may begin on this stream.
 
         False at the limit of open streams, or of streams that were reset while their handlers run.
         """
@@ -233,12 +233,12 @@ class Streams:
         return True
 
     def check_not_idle(self, number: int, what: str) -> None:
-        """Raises `H2Error` for a stream that was never opened."""
+        """Raise `H2Error` for a stream that was never opened."""
         if number > self.last or (number and not number & 1):
             raise H2Error(ErrorCode.PROTOCOL_ERROR, f"{what} on stream {number}, which is idle")
 
     def was_reset(self, number: int) -> bool:
-        """Returns whether we have reset the stream: frames that were in flight are no error then."""
+        """Return whether we have reset the stream: frames that were in flight are no error then."""
         return number in self._recently_reset
 
     def consumed(self, stream: Stream | None, count: int) -> None:
@@ -294,13 +294,13 @@ class Streams:
             events.append(StreamReset(number, code, by_us))
 
     def reset_invalid(self, number: int, code: ErrorCode, events: list[Any]) -> None:
-        """Reset a stream after an error of the client. Raises `H2Error` when there were too many."""
+        """Reset a stream after an error of the client. Raise `H2Error` when there were too many."""
         self.charge("malformed streams")
         self._send_reset(number, code)
         self.close_early(number, code, events, by_us=True)
 
     def reset_closed(self, number: int) -> None:
-        """Answer DATA on a closed stream; grpc-java sends some after its own reset. Raises `H2Error`."""
+        """Answer DATA on a closed stream; grpc-java sends some after its own reset. Raise `H2Error`."""
         self.charge_earned("DATA frames on closed streams")
         self._send_reset(number, ErrorCode.STREAM_CLOSED)
 
@@ -310,7 +310,7 @@ class Streams:
             self._send_reset(number, code)
 
     def refuse(self, number: int) -> None:
-        """Refuse a stream beyond the limits. Raises `H2Error` when there were too many."""
+        """Refuse a stream beyond the limits. Raise `H2Error` when there were too many."""
         self.charge("concurrent streams")
         self._send_reset(number, ErrorCode.REFUSED_STREAM)
 
