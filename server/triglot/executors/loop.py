@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from functools import partial
-from typing import Protocol
+from time import perf_counter
+from typing import Any, Protocol
 
-from triglot.core.errors import queue_full
+from triglot.core.current_calls import CURRENT_CALLS
+from triglot.core.errors import queue_full, without_frames
 from triglot.core.running import Defer
-from triglot.executors.work import Explain, Function
+from triglot.executors.work import BEFORE_START, WHILE_STREAMING, Explain, Function, Work, is_cancellation
 
 
-class LoopWork(Protocol):
-    """Work that runs on the event loop, in a task of its own."""
+class LoopBatch(Protocol):
+    """Work of several requests that runs on the event loop, in a task of its own."""
 
     task: asyncio.Task[None] | None
     """The task that runs it, from its start until it is delivered."""
@@ -23,6 +26,9 @@ class LoopWork(Protocol):
 
     def deliver(self) -> None:
         """Report the outcome. Called once it has ended or was cancelled, possibly before its first step."""
+
+
+LoopWork = Work | LoopBatch
 
 
 class LoopExecutor:
@@ -77,7 +83,10 @@ class LoopExecutor:
         task.add_done_callback(partial(self._ended, work))
 
     async def _run(self, work: LoopWork) -> None:
-        await work.run_on_loop(self.function, self._explain)
+        if isinstance(work, Work):
+            await _run_alone(work, self.function, self._explain)
+        else:
+            await work.run_on_loop(self.function, self._explain)
         self._deliver(work, work.task)
 
     def _ended(self, work: LoopWork, task: asyncio.Task[None]) -> None:
@@ -112,3 +121,52 @@ class LoopExecutor:
 
     def join(self) -> None:
         """See `Executor`. Return at once; the servable's leases show when the last call has ended."""
+
+
+async def _run_alone(work: Work, function: Function, explain: Explain) -> None:
+    """Run the model for one request, in the current task. Raise the caller's cancellation."""
+    call = work.call
+    if call.expired:
+        work.failure = call.overdue(BEFORE_START)
+        return
+    call.execution_started(perf_counter())
+    current = [call]
+    CURRENT_CALLS.set(current)  # In this task's context.
+    try:
+        if work.iterates:
+            await _iterate(work, function(work.inputs, call))
+        else:
+            work.result = await function(work.inputs, call)
+        if work.is_late:  # The model ran on in spite of its cancellation.
+            raise call.overdue(work.running_text)
+    except BaseException as error:
+        if work.is_late and isinstance(error, asyncio.CancelledError):
+            work.failure = call.overdue(work.running_text)
+        elif is_cancellation(error):
+            call.cancel()
+            raise
+        else:
+            # `CancelledError` or `SystemExit` raised by the model itself is a failure like any other. The
+            # traceback refers to the work, which keeps the error: hence without frames.
+            work.failure = without_frames(explain(error))
+    finally:
+        current.clear()
+        work.seconds = call.execution_ended()
+
+
+async def _iterate(work: Work, answers: AsyncGenerator[Any, None]) -> None:
+    times = work.times
+    assert times is not None  # Of every decoupled model.
+    times.asked()
+    async with aclosing(answers):
+        async for answer in answers:
+            times.computed()
+            # The reader may have been slow, and code that never suspends cannot be cancelled.
+            if work.is_late:
+                raise work.call.overdue(WHILE_STREAMING)
+            if not work.receiver.respond(work, answer):
+                work.room = asyncio.get_running_loop().create_future()
+                await work.room
+            if work.call.expired:
+                raise work.call.overdue(WHILE_STREAMING)
+            times.asked()

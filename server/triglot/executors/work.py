@@ -12,8 +12,8 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sized
-from contextlib import aclosing, closing, suppress
+from collections.abc import Callable, Generator, Mapping, Sized
+from contextlib import closing, suppress
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -259,7 +259,6 @@ class Work(Running, Runnable):
     """
 
     __slots__ = (
-        "_has_room",
         "_thread_id",
         "buffer",
         "cache_key",
@@ -280,6 +279,7 @@ class Work(Running, Runnable):
         "receiver",
         "request",
         "result",
+        "room",
         "seconds",
         "signature",
         "sink",
@@ -323,7 +323,7 @@ class Work(Running, Runnable):
         self.times: ResponseTimes | None = None
         self._thread_id = 0
         """The thread that runs this call alone; 0: none."""
-        self._has_room: asyncio.Future[None] | None = None
+        self.room: asyncio.Future[None] | None = None
         self.request: InferenceRequest | None = None
         self.cache_key: tuple[int, bytes] | None = None
         self.watchers: list[Watcher] | None = None
@@ -442,55 +442,9 @@ class Work(Running, Runnable):
 
     # --- on the event loop ---
 
-    async def run_on_loop(self, function: Function, explain: Explain) -> None:
-        """Run the model in the current task; see `LoopWork`. Raise the caller's cancellation."""
-        call = self.call
-        if call.expired:
-            self.failure = call.overdue(BEFORE_START)
-            return
-        call.execution_started(perf_counter())
-        current = [call]
-        CURRENT_CALLS.set(current)  # In this task's context.
-        try:
-            if self.iterates:
-                await self._iterate(function(self.inputs, call))
-            else:
-                self.result = await function(self.inputs, call)
-            if self.is_late:  # The model ran on in spite of its cancellation.
-                raise call.overdue(self._running_text)
-        except BaseException as error:
-            if self.is_late and isinstance(error, asyncio.CancelledError):
-                self.failure = call.overdue(self._running_text)
-            elif is_cancellation(error):
-                call.cancel()
-                raise
-            else:
-                # `CancelledError` or `SystemExit` raised by the model itself is a failure like any other. The
-                # traceback refers to this object, which keeps the error: hence without frames.
-                self.failure = without_frames(explain(error))
-        finally:
-            current.clear()
-            self.seconds = call.execution_ended()
-
-    async def _iterate(self, answers: AsyncGenerator[Any, None]) -> None:
-        times = self.times
-        assert times is not None  # Of every decoupled model.
-        times.asked()
-        async with aclosing(answers):
-            async for answer in answers:
-                times.computed()
-                # The reader may have been slow, and code that never suspends cannot be cancelled.
-                if self.is_late:
-                    raise self.call.overdue(WHILE_STREAMING)
-                if not self.receiver.respond(self, answer):
-                    self._has_room = asyncio.get_running_loop().create_future()
-                    await self._has_room
-                if self.call.expired:
-                    raise self.call.overdue(WHILE_STREAMING)
-                times.asked()
-
     @property
-    def _running_text(self) -> str:
+    def running_text(self) -> str:
+        """What it was doing, for the error of a call that is late."""
         return WHILE_STREAMING if self.iterates else WHILE_RUNNING
 
     def deliver(self) -> None:
@@ -511,10 +465,10 @@ class Work(Running, Runnable):
             return
         task = self.task
         if task is not None and task.done():
-            self.drop()  # It was cancelled; otherwise `run_on_loop` has returned and its task is not done yet.
+            self.drop()  # It was cancelled; otherwise its coroutine has returned and its task is not done yet.
             return
         failure, self.failure = self.failure, None  # The traceback may refer to this object.
-        self._end(failure and seen_late(failure, self.call, self._running_text))
+        self._end(failure and seen_late(failure, self.call, self.running_text))
 
     def pump(self) -> None:
         """Pass on what threads have put into the buffer, as far as the sink takes it."""
@@ -539,8 +493,8 @@ class Work(Running, Runnable):
             if self.paused:
                 self.paused = False
                 self.pump()
-        elif self._has_room is not None and not self._has_room.done():
-            self._has_room.set_result(None)
+        elif self.room is not None and not self.room.done():
+            self.room.set_result(None)
 
     def fail(self, error: ServingError) -> None:
         """End it with an error, even if the model still runs."""
