@@ -195,11 +195,11 @@ class RowCall(Sink):
     def _prepare(self, encoded: Any) -> Coroutine[Any, Any, Any]:
         """Count an encoded response of a stream; return a coroutine that returns it as it is sent."""
         self.call.sent(len(encoded))
-        return self._prepared(encoded) if self._is_slow(encoded) else unchanged(encoded)
+        return self._prepared(encoded)
 
     def _prepared(self, encoded: Any) -> Coroutine[Any, Any, Any]:
-        """Return a coroutine that returns a response as it is sent, where that `_is_slow`."""
-        raise NotImplementedError
+        """Return a coroutine that returns an encoded response as it is sent."""
+        return unchanged(encoded)
 
     def _send_prepared(self, prepared: Any) -> None:
         self._sending = None
