@@ -21,6 +21,7 @@ from served_models import serving
 from triglot.pb.grps.grps_pb2 import DT_FLOAT32, GenericTensor, GenericTensorData, GrpsMessage
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.telemetry import store
+from triglot.version import build
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "server" / "triglot"
@@ -99,6 +100,9 @@ class Recorder:
         return sorted(file for file, count in entered.items() if count > CALLS // 2)
 
 
+TRACED = pytest.mark.skipif(build() == "compiled", reason="compiled functions are not traced")
+
+
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     # Each second's numbers are no part of a call, however slow the machine is.
@@ -112,6 +116,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
         threading.setprofile(None)
 
 
+@TRACED
 async def test_the_files_that_calls_of_grpc_enter(recorder: Recorder) -> None:
     async with (
         serving({"m": Identity(), "s": Streaming()}, grpc_transport="h2") as here,
@@ -143,6 +148,7 @@ async def test_the_files_that_calls_of_grpc_enter(recorder: Recorder) -> None:
         assert sorted(more) == listed(STREAM)
 
 
+@TRACED
 async def test_the_files_that_a_call_of_rest_enters(recorder: Recorder) -> None:
     async with (
         serving({"m": Identity()}) as here,

@@ -18,6 +18,10 @@ COMPILED = {
 C_KEYWORDS = {"_thread"}
 """Attributes that become a word of C: mypyc puts an underscore before each."""
 
+EXCEPTIONS = ("Error", "Exception", "InvalidArgument")
+"""How the names of exceptions end that compiled modules derive from."""
+NOT_NATIVE = "mypyc_attr(native_class=False)"
+
 
 def violations(tree: ast.Module) -> Iterator[str]:
     """What a compiled module may not have, with its line."""
@@ -28,6 +32,8 @@ def violations(tree: ast.Module) -> Iterator[str]:
         elif isinstance(node, ast.ClassDef):
             bases = [ast.unparse(base) for base in node.bases]
             decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
+            if any(base.endswith(EXCEPTIONS) for base in bases) and NOT_NATIVE not in decorators:
+                yield f"{node.lineno}: an exception without {NOT_NATIVE}: it has no __dict__"
             if any(base.startswith("Protocol") for base in bases):
                 yield f"{node.lineno}: a Protocol: its attributes are looked up by name"
             if any(base.startswith("Generic[") for base in bases) and any(
@@ -58,5 +64,6 @@ class Box(Generic[T]):
     value: T
 class Runner:
     async def run(self): self._thread = 1
+class Wrong(ValueError): ...
 """
-    assert [line.partition(":")[0] for line in violations(ast.parse(source))] == ["6", "8", "11", "11", "4"]
+    assert [line.partition(":")[0] for line in violations(ast.parse(source))] == ["6", "8", "12", "11", "11", "4"]

@@ -170,6 +170,8 @@ def package_without(part: str, folder: Path) -> dict[str, str]:
         for entry in others:
             (copy / entry.name).symlink_to(entry)
         place, copy = place / step, copy / step
+    for library in PACKAGE.parent.glob("triglot__mypyc*"):  # Of the compiled build.
+        (folder / "without" / library.name).symlink_to(library)
     return {"PYTHONPATH": str(folder / "without")}
 
 

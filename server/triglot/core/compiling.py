@@ -1,7 +1,8 @@
 """Marks for mypyc, the compiler of the modules on the path of a call; they do nothing in plain Python.
 
 `trait`: a class of which others inherit besides their base. `mypyc_attr(allow_interpreted_subclasses=True)`: a
-class with subclasses in modules that are not compiled.
+class with subclasses in modules that are not compiled. `mypyc_attr(native_class=False)`: an exception, which has a
+`__dict__` then.
 """
 
 from __future__ import annotations

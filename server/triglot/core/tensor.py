@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from triglot.core.compiling import mypyc_attr
 from triglot.core.errors import InvalidArgument
 
 Array = NDArray[Any]
@@ -112,6 +113,7 @@ def array_over(data: Buffer, dtype: np.dtype[Any], shape: Sequence[int]) -> Arra
     return array
 
 
+@mypyc_attr(native_class=False)
 class BytesFramingError(InvalidArgument):
     """A BYTES tensor's length prefixes and data do not match; the text does not name the tensor."""
 

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from triglot.core.compiling import mypyc_attr
 from triglot.core.errors import Internal, InvalidArgument
 from triglot.core.tensor import (
     DATATYPES,
@@ -29,6 +30,7 @@ from triglot.model.signature import Signature, TensorRule, shape_text
 log = logging.getLogger(__name__)
 
 
+@mypyc_attr(native_class=False)
 class InvalidRequest(InvalidArgument):
     """Raised when a request does not fit the model's signature."""
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 
+from triglot.core.compiling import mypyc_attr
 from triglot.core.errors import InvalidArgument
 from triglot.core.tensor import MessageBytes
 from triglot.core.varint import varint
@@ -79,6 +80,7 @@ def read_varint(data: bytes | memoryview, at: int, end: int, longest: int = 10) 
     raise _malformed("truncated varint", at)
 
 
+@mypyc_attr(native_class=False)
 class TooManyFields(InvalidArgument):
     """A message has more fields than `scan` allows."""
 

@@ -12,11 +12,15 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
 PACKAGES = "_TRIGLOT_PACKAGES"
 """Environment variable with the folders of packages, as JSON: those to find first, and those to find last."""
+
+
+COMPILED = "__mypyc"
+"""Ends the name of the library with the compiled modules of a package, which is beside its folder."""
 
 
 class Folders(MetaPathFinder):
@@ -29,9 +33,12 @@ class Folders(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """See `MetaPathFinder`."""
-        folder = self._folders.get(fullname)
+        package = fullname.removesuffix(COMPILED)
+        folder = self._folders.get(package)
         if folder is None:
             return None
+        if package != fullname:
+            return PathFinder.find_spec(fullname, [folder.rpartition("/")[0]])
         return importlib.util.spec_from_file_location(
             fullname, f"{folder}/__init__.py", submodule_search_locations=[folder]
         )

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from triglot.core.compiling import mypyc_attr
 from triglot.core.errors import InvalidArgument, ServingError, Unimplemented
 from triglot.core.tensor import DATATYPES, Array, Scattered, bytes_elements, object_array
 from triglot.core.types import InputTensor, OutputTensor, TensorSpec
@@ -136,6 +137,7 @@ def _narrowed(numbers: Array, datatype: str) -> Array:
         return numbers.astype(DATATYPES[datatype].dtype, copy=False)
 
 
+@mypyc_attr(native_class=False)
 class NotDense(ValueError):
     """Values are no tensor; `check_value` says why."""
 

@@ -15,6 +15,7 @@ import numpy as np
 from google.protobuf import descriptor_pb2, message_factory
 from google.protobuf.descriptor_pool import DescriptorPool
 
+from triglot.core.compiling import mypyc_attr
 from triglot.core.errors import InvalidArgument
 from triglot.core.tensor import (
     DATATYPES,
@@ -123,6 +124,7 @@ JOINED: Final = {"FP32": FLOAT_VAL, "FP64": DOUBLE_VAL, "COMPLEX64": 9, "BOOL": 
 _PACKED_CUT: Final = {"FP32": FLOAT_VAL, "FP64": DOUBLE_VAL}
 
 
+@mypyc_attr(native_class=False)
 class BadTensor(InvalidArgument):
     """A TensorProto that TensorFlow would refuse to parse; the text does not name the tensor."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
+from triglot.core.compiling import mypyc_attr
 from triglot.core.errors import FailedPrecondition, InvalidArgument, ModelNotFound, Unavailable
 from triglot.model.ensemble import Ensemble
 from triglot.repository.config.settings import NAME, ModelSettings
@@ -18,6 +19,7 @@ ENDED_KEPT: Final = 100
 """Limit on the ended versions of a model that are remembered."""
 
 
+@mypyc_attr(native_class=False)
 class UnknownLabel(InvalidArgument):
     """Raised when the model has no such version label."""
 

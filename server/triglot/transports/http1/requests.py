@@ -16,6 +16,7 @@ from typing import Final
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
+from triglot.core.compiling import mypyc_attr
 from triglot.transports.rest.fields import (
     BAD_REQUEST,
     FRAMING,
@@ -102,6 +103,7 @@ Event = RequestHead | BodyPart | RequestEnded | Malformed
 ENDED: Final = RequestEnded()
 
 
+@mypyc_attr(native_class=False)
 class _MalformedRequest(Exception):
     def __init__(self, text: str, status: int = BAD_REQUEST) -> None:
         super().__init__(text)

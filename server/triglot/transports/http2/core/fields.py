@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, Final
 
+from triglot.core.compiling import mypyc_attr
+
 METHOD: Final = 0
 SCHEME: Final = 1
 PATH: Final = 2
@@ -195,5 +197,6 @@ def omitted(count: int, size: int) -> Field:
     return field
 
 
+@mypyc_attr(native_class=False)
 class MalformedRequest(Exception):
     """The fields are not a valid request: the stream ends with PROTOCOL_ERROR, others continue."""

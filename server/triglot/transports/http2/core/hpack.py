@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Final
 
+from triglot.core.compiling import mypyc_attr
 from triglot.transports.http2.core.fields import (
     CONTENT_TYPE,
     CREDENTIAL,
@@ -100,6 +101,7 @@ _BEYOND: Final = "an index beyond the tables"
 _ENDS_EARLY: Final = "a block that ends too early"
 
 
+@mypyc_attr(native_class=False)
 class HpackError(Exception):
     """The block is not valid HPACK: blocks after it cannot be decoded either."""
 

@@ -139,6 +139,7 @@ class Stream:
         """Error code of the reset that is sent if our side ends before the client's."""
 
 
+@mypyc_attr(native_class=False)
 class H2Error(Exception):
     """The connection cannot continue; it ends with this error code."""
 
