@@ -2,8 +2,9 @@
 
     python3 codegen/compiled.py [--within SECONDS]    # prints the folder for PYTHONPATH, .venv/compiled/HASH
 
-The copy is kept until a source, the compiler or the Python changes. With `--within`, a build that takes longer is
-given up, and not tried again. Needs a C compiler; mypyc is in the environment `compile` of tests/requirements.
+The copy is made anew once a source, the compiler or the Python changes. With `--within`, a build that fails or
+takes longer is abandoned, and not tried again. Needs a C compiler and Python's headers; the environment `compile`
+of tests/requirements has mypyc.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ SERVER = ROOT / "server"
 BUILDS = ROOT / ".venv" / "compiled"
 REQUIREMENTS = ROOT / "tests" / "requirements" / "compile.txt"
 OPTIMISATION = "2"
+KEPT = 3
+"""Builds that are kept: a server that runs imports from its own."""
 
 
 def module_files() -> list[str]:
@@ -79,8 +82,8 @@ def build(folder: Path) -> list[Path]:
     command.build_temp = str(folder / "build")
     command.ensure_finalized()
     command.run()
-    for left in ("build", "mypy.ini"):
-        shutil.rmtree(folder / left, ignore_errors=True)
+    shutil.rmtree(folder / "build")
+    (folder / "mypy.ini").unlink()
     return sorted(set(folder.rglob("*.so")) - before)
 
 
@@ -104,7 +107,8 @@ def digest() -> str:
 def kept_build(seconds: float | None) -> Path | None:
     """Return the folder with the build of the current sources, made now if there is none.
 
-    None, and the reason on standard error: there is no compiler, or it takes more than `seconds`.
+    None, and the reason on standard error: there is no compiler, or, with `seconds`, it fails or takes longer.
+    Raise `SystemExit` for a build that fails without `seconds`.
     """
     compiler = os.environ.get("CC") or str(sysconfig.get_config_var("CC") or "cc")
     if shutil.which(compiler.split()[0]) is None:
@@ -115,7 +119,7 @@ def kept_build(seconds: float | None) -> Path | None:
     if folder.is_dir():
         return folder
     if seconds is not None and given_up.exists():
-        print("not compiled: it took too long when it was tried", file=sys.stderr)
+        print(f"not compiled: {given_up.read_text()}", file=sys.stderr)
         return None
     environments = [sys.executable, str(ROOT / "tests" / "environments.py"), "compile"]
     python = subprocess.run(environments, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
@@ -131,20 +135,26 @@ def kept_build(seconds: float | None) -> Path | None:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            shutil.rmtree(unfinished)
-            given_up.touch()
-            print(f"not compiled: it takes more than {seconds:g} s here", file=sys.stderr)
-            return None
-    if status:
+            status = None
+    if status != 0:
         text = log.read_text()
         shutil.rmtree(unfinished)
-        sys.exit(f"the build failed:\n{text[-4000:]}")
+        if seconds is None:
+            sys.exit(f"the build failed:\n{text[-4000:]}")
+        reason = f"it takes more than {seconds:g} s here" if status is None else "the build failed here"
+        given_up.write_text(reason)
+        print(f"not compiled: {reason}; see python3 codegen/compiled.py", file=sys.stderr)
+        return None
     log.unlink()
-    for old in BUILDS.iterdir():
-        if old.is_dir() and old != unfinished and old.name != folder.name:
-            shutil.rmtree(old, ignore_errors=True)
     unfinished.rename(folder)
+    finished = sorted((one for one in BUILDS.iterdir() if one.is_dir() and not one.suffix), key=_age)
+    for old in finished[KEPT:]:
+        shutil.rmtree(old)
     return folder
+
+
+def _age(folder: Path) -> float:
+    return -folder.stat().st_mtime
 
 
 def main() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +18,7 @@ COMPILED = {
     for module, path in MODULES.items()
     if any(module == name or module.startswith(f"{name}.") for name in TABLE["compiled"]["modules"])
 }
+ROOT = Path(__file__).resolve().parents[1]
 C_KEYWORDS = {"_thread"}
 """Attributes that become a word of C: mypyc puts an underscore before each."""
 
@@ -50,6 +54,14 @@ def violations(tree: ast.Module) -> Iterator[str]:
 @pytest.mark.parametrize("module", sorted(COMPILED))
 def test_a_compiled_module_keeps_the_rules(module: str) -> None:
     assert list(violations(ast.parse(Path(COMPILED[module]).read_text()))) == []
+
+
+def test_without_a_compiler_nothing_is_compiled() -> None:
+    command = [sys.executable, str(ROOT / "codegen" / "compiled.py"), "--within", "60"]
+    environment = os.environ | {"CC": "no-such-compiler"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == "not compiled: there is no C compiler (no-such-compiler)\n"
 
 
 def test_the_rules_are_looked_at() -> None:
