@@ -5,6 +5,7 @@ Nothing here sleeps for a fixed time: each wait is for an event, with a deadline
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import re
@@ -214,15 +215,26 @@ def taken_port() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
+def _port_numbers() -> Iterator[int]:
+    """Yield ports below those that the kernel assigns for port 0, other ones in each of ten test processes."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 10
+    first, count = 10_000 + 2_000 * worker, 2_000
+    start = random.SystemRandom().randrange(count)
+    for number in itertools.count(start):
+        yield first + number % count
+
+
+PORT_NUMBERS = _port_numbers()
+
+
 def unused_ports() -> tuple[int, int]:
-    """Return two ports that are free now and outside of the range that the kernel assigns for port 0."""
-    found: set[int] = set()
+    """Return two ports that are free now, and that no process of this run tries again soon."""
+    found: list[int] = []
     while len(found) < 2:
-        port = random.SystemRandom().randrange(10_000, 30_000)
+        port = next(PORT_NUMBERS)
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            found.add(port)
-    one, other = found
-    return one, other
+            found.append(port)
+    return found[0], found[1]
 
 
 def is_listening(port: int, host: str = "127.0.0.1") -> bool:

@@ -323,7 +323,7 @@ async def test_requests_of_a_list_have_equal_shapes_unless_they_need_not(
         first = asyncio.create_task(one(1))
         await until(lambda: probe.seen)
         others = [asyncio.create_task(one(size)) for size in (2, 2, 3)]
-        await until(lambda: servable.leases == 4)
+        await until(lambda: servable.queue_depth == 3)
         probe.returned.set()
         await asyncio.gather(first, *others)
     assert sorted(probe.seen) == lists

@@ -194,6 +194,10 @@ class Model:
         """
         return None
 
+    def queued_requests(self) -> int:
+        """Return how many requests wait in a queue of the model's own, beside the server's."""
+        return 0
+
     def end_instance(self) -> bool:
         """Leave a thread that calls `infer`, while instances are removed.
 

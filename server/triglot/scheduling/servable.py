@@ -351,8 +351,8 @@ class Servable(WorkOwner):
 
     @property
     def queue_depth(self) -> int:
-        """Queued requests."""
-        return len(self._schedule)
+        """Queued requests, those in a queue of the model's own among them."""
+        return len(self._schedule) + self.model.queued_requests()
 
     @property
     def nodes(self) -> Sequence[str]:

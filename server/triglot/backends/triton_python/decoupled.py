@@ -136,6 +136,10 @@ class DecoupledModel(TritonModel):
             self._end([instance for instance in list(self._instances) if self._end_if_due(instance)])
         return 0, 0
 
+    def queued_requests(self) -> int:
+        """See `Model`: requests that no instance has taken yet."""
+        return len(self._queue)
+
     def _end(self, instances: Sequence[Instance]) -> None:
         self._leaving.update(instances)
         self._queue.wake()
