@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench import report, servers
-from bench.elsewhere import WRONG
 from bench.h2frames import (
     DATA,
     END_HEADERS,
@@ -32,6 +31,7 @@ from bench.h2frames import (
     settings,
     window_update,
 )
+from bench.other_results import WRONG
 from bench.payloads import GRPC_PATH, STREAM_PATH, infer_request, tensor
 from bench.tally import BenchError
 

@@ -20,7 +20,7 @@ import aiohttp
 import grpc.aio
 
 from bench import report, servers
-from bench.elsewhere import WRONG
+from bench.other_results import WRONG
 from bench.tally import BenchError
 from triglot.pb.grps import grps_pb2
 from triglot.pb.kserve import inference_pb2

@@ -27,7 +27,7 @@ import aiohttp
 import numpy as np
 
 from bench import report, servers
-from bench.elsewhere import WRONG
+from bench.other_results import WRONG
 from bench.tally import BenchError
 from triglot.protocols.json.dialect import DEFAULT_LIMITS
 

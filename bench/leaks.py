@@ -21,7 +21,7 @@ import grpc.aio
 import numpy as np
 
 from bench import report, servers
-from bench.elsewhere import WRONG
+from bench.other_results import WRONG
 from bench.payloads import GRPC_PATH, STREAM_PATH, infer_request, tensor
 from bench.tally import BenchError
 from triglot.core.errors import Code

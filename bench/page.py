@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import aims, chart, elsewhere, report
+from bench import aims, chart, other_results, report
 from bench.aims import Results
 from bench.measure import Round
 from bench.report import CLIENT_BOUND
@@ -160,7 +160,7 @@ def page(
     `in_other`: pairs of lines under this Python and `other_python`, which is described.
     """
     by_name: Results = {scenario.name: measured for scenario, measured in results}
-    goals = [*aims.rows(by_name), *elsewhere.rows(folder)]
+    goals = [*aims.rows(by_name), *other_results.rows(folder)]
     parts = [
         "# Speed",
         "\n".join(f"- {line}" for line in (*report.machine(), *settings)),
@@ -180,7 +180,7 @@ def page(
             scenario.title,
             report.markdown(columns(scenario), rows(scenario, measured)),
         ]
-    said = [f"- [{name}]({name}): {line}" for name, line in elsewhere.said(folder)]
+    said = [f"- [{name}]({name}): {line}" for name, line in other_results.said(folder)]
     if said:
         parts += ["## Other benches", "\n".join(said)]
     return "\n\n".join(parts) + "\n"

@@ -15,11 +15,11 @@ from bench import (
     aio_tuning,
     bare,
     chart,
-    elsewhere,
     leaks,
     lifecycle,
     load,
     native,
+    other_results,
     page,
     report,
     servers,
@@ -269,8 +269,8 @@ def growth(shape: leaks.Shape, slope: int, meant: float = 1.0) -> str:
 
 
 def test_what_other_benches_say(tmp_path: Path) -> None:
-    assert not elsewhere.rows(tmp_path)
-    assert not list(elsewhere.said(tmp_path))
+    assert not other_results.rows(tmp_path)
+    assert not list(other_results.said(tmp_path))
     ok, error, *_ = leaks.SHAPES
     said = [
         f"less than {leaks.LIMIT:.0f} bytes a call wanted, more than {leaks.SEEN:.0f} of what keeps {leaks.KEPT}"
@@ -282,7 +282,7 @@ def test_what_other_benches_say(tmp_path: Path) -> None:
     starts = [Started("h2", [0.85, 0.95], [2**20 * 91]), Started("aio", [1.2], [2**20 * 90])]
     (tmp_path / "lifecycle.txt").write_text("\n".join(map(lifecycle.start_line, starts)))
     (tmp_path / "batching.txt").write_text("a table\nbatched / unbatched: 12.2, goal 8\n")
-    assert elsewhere.rows(tmp_path) == [
+    assert other_results.rows(tmp_path) == [
         ["start to ready, over h2", "at most 1 s", "0.90 s", "yes"],
         ["resident at rest, over h2", "at most 65 MiB", "91 MiB", "no"],
         ["start to ready, over aio", "at most 1 s", "1.20 s", "no"],

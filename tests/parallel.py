@@ -73,7 +73,7 @@ LONGEST = (
     "tests/transports/test_call_leaks.py",
     "tests/workers/test_workers_live.py",
     "tests/access/test_strangers.py",
-    "tests/workers/test_workers_deaf.py",
+    "tests/workers/test_workers_stalled.py",
     "tests/e2e/test_tensorflow_backend.py",
     "tests/repository/test_storage_web.py",
     "bench/test_access.py",

@@ -18,10 +18,10 @@ def test_a_file_is_a_group_unless_it_shares_a_server() -> None:
 
 
 def test_a_file_is_another_group_over_other_transports() -> None:
-    assert group_of("tests/e2e/test_let_go.py::test_it[over_aio-x]") == "tests/e2e/test_let_go.py over aio"
-    assert group_of("tests/e2e/test_let_go.py::test_it[x-over_aio-y]") == "tests/e2e/test_let_go.py over aio"
-    assert group_of("tests/e2e/test_let_go.py::test_it[over_aio]") == "tests/e2e/test_let_go.py over aio"
-    assert group_of("tests/e2e/test_let_go.py::test_it[x]") == "tests/e2e/test_let_go.py"
+    file = "tests/e2e/test_released_requests.py"
+    for test in ("test_it[over_aio-x]", "test_it[x-over_aio-y]", "test_it[over_aio]"):
+        assert group_of(f"{file}::{test}") == f"{file} over aio"
+    assert group_of(f"{file}::test_it[x]") == file
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_a_file_is_another_group_over_other_transports() -> None:
         ("tests/transports/test_tls.py::test_it", True),
         ("tests/transports/test_h2_frames.py::test_it", False),
         ("tests/transports/test_storms.py::test_it", False),
-        ("tests/e2e/test_let_go.py::test_it", True),
+        ("tests/e2e/test_released_requests.py::test_it", True),
         ("tests/e2e/test_monitor_page.py::test_it", False),
     ],
 )

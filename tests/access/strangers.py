@@ -9,7 +9,7 @@ from contextlib import suppress
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import Event, ResponseReceived, StreamEnded, StreamReset, TrailersReceived
-from secured import HOST
+from tls_server import HOST
 
 MIB = 2**20
 BODY_BYTES = 16 * MIB

@@ -11,8 +11,8 @@ import aiohttp
 import grpc
 import grpc.aio
 import pytest
+from access_clients import DEMO, Doors, doors, infer_request
 from access_files import anonymous, client, hash_of, write
-from doors import DEMO, Doors, doors, infer_request
 from grpc_transport import transport_options
 
 import triglot

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from access_clients import Doors, doors
 from access_files import anonymous, client, write
-from doors import Doors, doors
 from grpc import StatusCode
 
 from triglot.access.control import AccessControl

@@ -22,8 +22,8 @@ import pytest
 from access_files import anonymous, client, write
 from every_model_call import NAME, grpc_asks, rest_asks
 from h2_peers import Client, data, message, request_fields
-from secured import HOST, Authority
 from signed_tokens import AUDIENCE, Signer, issuer, keyset
+from tls_server import HOST, Authority
 from yarl import URL
 
 import triglot

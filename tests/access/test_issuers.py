@@ -13,8 +13,8 @@ from typing import Any
 
 import grpc
 import pytest
+from access_clients import doors
 from access_files import anonymous, client, write
-from doors import doors
 from hypothesis import given
 from hypothesis import strategies as st
 from signed_tokens import AUDIENCE, ISSUER, Signer, claims_of, hmac_token, issuer, keyset, part

@@ -15,11 +15,11 @@ import aiohttp
 import grpc.aio
 import pytest
 import trustme
+from access_clients import DEMO, infer_request
 from access_files import anonymous, client, write
-from doors import DEMO, infer_request
 from h2_peers import Client, data
-from secured import HOST
 from signed_tokens import Signer, hmac_token, issuer, key_server, keyset
+from tls_server import HOST
 
 from process import FREE_PORTS, SECONDS, Triglot, run_triglot, write_model
 from triglot.pb.kserve import inference_pb2 as pb

@@ -38,7 +38,7 @@ from odd_requests import (
     rest_requests,
     with_credential,
 )
-from secured import HOST
+from tls_server import HOST
 
 from process import write_model
 from state_changes import ChangingServer, changing_server

@@ -20,7 +20,7 @@ import pytest
 from access_files import anonymous, write
 from cryptography import x509
 from h2_peers import Client, greeting
-from secured import HOST, TWICE, Authority, infer, server
+from tls_server import HOST, TWICE, Authority, infer, server
 
 import environments
 import triglot

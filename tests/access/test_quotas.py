@@ -9,8 +9,8 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from access_clients import Doors, doors, infer_request
 from access_files import client
-from doors import Doors, doors, infer_request
 
 from process import SECONDS, write_model
 from waiting import until

@@ -20,8 +20,8 @@ from typing import Any
 
 import grpc.aio
 import pytest
+from access_clients import Doors, doors
 from access_files import anonymous, client
-from doors import Doors, doors
 from h2_peers import Client, request_fields
 from yarl import URL
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import grpc
 import grpc.aio
 import pytest
+from access_clients import DEMO, doors, infer_request
 from access_files import client, write
-from doors import DEMO, doors, infer_request
 from h2_peers import Client
 from strangers import MIB, MODEL_INFER, Stranger, over_grpc, over_http1, over_rest_of_http2
 

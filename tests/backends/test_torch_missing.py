@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from elsewhere import check_tests
+from environment_tests import check_tests
 from triglot import backends
 from triglot.core.errors import MissingDependency
 

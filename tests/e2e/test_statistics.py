@@ -13,7 +13,7 @@ import aiohttp
 import grpc.aio
 import numpy as np
 import pytest
-from counted import Counted, Gate, batches, counting, counts, failing, message, ns, succeeded
+from counting_server import Counted, Gate, batches, counting, counts, failing, message, ns, succeeded
 from grpc_transport import transport_options
 from live import live
 from scripted_models import Scripted

@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 import pytest
-from counted import Counted, Gate, batches, counting, counts, ns, succeeded
+from counting_server import Counted, Gate, batches, counting, counts, ns, succeeded
 from sequence_models import DIRECT
 
 import triglot

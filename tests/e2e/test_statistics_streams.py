@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-from counted import batches, counting, counts, responses, succeeded
+from counting_server import batches, counting, counts, responses, succeeded
 
 from process import SECONDS
 from served_models import Arrays, Function, both

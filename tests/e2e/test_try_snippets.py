@@ -20,7 +20,7 @@ from access_files import client, write
 from aiohttp import web
 from browser import IN_ONE_BROWSER, visiting
 from multidict import CIMultiDict
-from secured import Authority
+from tls_server import Authority
 from tried_models import HOSTILE, Caller, calling, expect, in_python, needs_grpcurl, pasted, served
 
 from triglot.cli.run import hint_lines

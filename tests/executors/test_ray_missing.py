@@ -9,7 +9,7 @@ import pytest
 from reporting_models import write_reporting
 from test_process_loading import nothing_more
 
-from elsewhere import check_tests
+from environment_tests import check_tests
 from process import unused_ports
 from triglot import backends
 from triglot.core.errors import MissingDependency, ModelLoadError

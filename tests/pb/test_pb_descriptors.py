@@ -108,4 +108,4 @@ def test_equal_to_the_stock_reflection_service() -> None:
     ],
 )
 def test_one_process_can_use_ours_and_a_clients(client: str, modules: tuple[str, ...], order: str) -> None:
-    assert int(run(environments.python(client), "descriptors_beside.py", order, *modules)) > 0
+    assert int(run(environments.python(client), "descriptors_one_process.py", order, *modules)) > 0

@@ -146,7 +146,7 @@ def test_one_process_can_use_ours_and_tensorflow(order: str) -> None:
         "tensorflow_serving.apis.prediction_service_pb2_grpc",
         "tensorflow_serving.apis.predict_pb2",
     )
-    arguments = "descriptors_beside.py", order, *modules
+    arguments = "descriptors_one_process.py", order, *modules
     if order == "last":
         count = beside_the_client(*arguments)
     else:

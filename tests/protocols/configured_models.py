@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from control_doors import put_config
+from control_clients import put_config
 from google.protobuf import json_format
 from kserve_served import Served, serve_models
 

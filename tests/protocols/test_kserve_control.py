@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from control_doors import (
+from control_clients import (
     EXPLICIT,
     FAILS,
     FINE,

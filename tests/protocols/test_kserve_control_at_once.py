@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
-from control_doors import (
+from control_clients import (
     EXPLICIT,
     FAILS,
     FINE,

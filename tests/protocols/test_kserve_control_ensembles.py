@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from control_doors import EXPLICIT, FINE, SAYS, Row, ask, control_of, put, put_config, until_index
+from control_clients import EXPLICIT, FINE, SAYS, Row, ask, control_of, put, put_config, until_index
 from kserve_served import serve_models
 
 from gates import Gate

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from control_doors import EXPLICIT, FINE, INVALID, ask, config_text, control_of, put, put_config, saying
+from control_clients import EXPLICIT, FINE, INVALID, ask, config_text, control_of, put, put_config, saying
 from kserve_served import Served, serve_models
 
 DOORS = pytest.mark.parametrize("door", ["grpc", "rest"])

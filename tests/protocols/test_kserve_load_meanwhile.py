@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import aiohttp
 import grpc.aio
 import pytest
-from control_doors import FINE, INVALID, SAYS, Control, GrpcControl, RestControl, Told, config_text, put, saying
+from control_clients import FINE, INVALID, SAYS, Control, GrpcControl, RestControl, Told, config_text, put, saying
 
 from process import FREE_PORTS, Triglot
 from protocol_clients.kserve_async import GrpcClient, Infer, RestClient, Tensor

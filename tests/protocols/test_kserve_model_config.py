@@ -18,7 +18,7 @@ from configured_models import (
     asked,
     configured,
 )
-from control_doors import FINE, SAYS, RestControl, config_text, control_of, put, put_config
+from control_clients import FINE, SAYS, RestControl, config_text, control_of, put, put_config
 from kserve_served import serve_models
 
 import triglot

@@ -14,7 +14,7 @@ from configured_models import (
     asked,
     configured,
 )
-from control_doors import FINE, config_text, control_of, put, put_config
+from control_clients import FINE, config_text, control_of, put, put_config
 from kserve_served import serve_models
 
 from triglot.model.scheduling import DynamicBatching, QueuePolicy

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from control_doors import ask, put, put_config
+from control_clients import ask, put, put_config
 from kserve_served import Served, serve_models
 
 from process import write_model

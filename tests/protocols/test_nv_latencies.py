@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import grpc.aio
 import pytest
-from control_doors import ask, put, put_config
+from control_clients import ask, put, put_config
 from kserve_served import Served, serve_models
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families as classic

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from looking import Looking, a_repository, put, replace
+from scanning_server import Looking, a_repository, put, replace
 
 from triglot.repository.config.settings import ModelSettings
 

@@ -6,8 +6,8 @@ import logging
 from pathlib import Path
 
 import pytest
-from looking import replace
 from reconciling import LONG, files, reconciling, settled, state, wanted
+from scanning_server import replace
 from scripted_loads import Loads, ask, look_twice, managing, put, states
 
 from triglot.core.errors import MissingDependency, ModelLoadError

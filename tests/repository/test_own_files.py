@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from looking import Looking, put
+from scanning_server import Looking, put
 from scripted_loads import Loads, managing
 from scripted_loads import put as put_version
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from looking import Looking, replace
+from scanning_server import Looking, replace
 from scripted_loads import Loads, ask, look_twice, managing, put, states
 
 from triglot.core.errors import ModelLoadError, ModelNotFound

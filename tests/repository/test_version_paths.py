@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from looking import Looking, put
+from scanning_server import Looking, put
 
 from triglot.repository.scan.source import find_models
 

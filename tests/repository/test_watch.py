@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from looking import Looking, put
+from scanning_server import Looking, put
 
 from triglot.model.config import ALL, LATEST, VersionPolicy
 from triglot.repository.config.settings import ModelSettings

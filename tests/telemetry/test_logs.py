@@ -12,7 +12,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from secured import Authority
+from tls_server import Authority
 
 from process import FREE_PORTS, LISTENING, SECONDS, Triglot, clean_environment, triglot_command, write_model
 from protocol_clients.channel import grpc_channel, rpc

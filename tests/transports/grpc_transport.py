@@ -35,15 +35,15 @@ OVER_AIO = (
     *(
         f"tests/e2e/test_{name}.py"
         for name in (
-            "callers_that_leave",
+            "cancelled_callers",
             "deadlines",
             "every_protocol",
             "foreign_clients",
             "grpc_standard",
             "grpcurl",
             "grps_streams",
-            "let_go",
             "overload",
+            "released_requests",
             "request_ends",
             "request_states",
             "statistics_streams",
@@ -65,9 +65,9 @@ NOT_OVER_AIO = (
             "aio_requests",
             "aio_unary",
             "aio_unread",
+            "call_endings",
             "call_leaks",
             "calls_by_layout",
-            "calls_ended",
             "certificates",
             "changes_finished",
             "failed_bodies",

@@ -19,7 +19,7 @@ from cryptography import x509
 from cryptography.x509.oid import NameOID
 from hypothesis import given
 from hypothesis import strategies as st
-from secured import HOST, Authority
+from tls_server import HOST, Authority
 
 from served_models import SECONDS
 from triglot.transports.certificates import certificate_names, names_of, names_of_context

@@ -7,8 +7,8 @@ from collections import Counter
 from typing import Any
 
 from h2_peers import data, greeted, message, served
-from secured import server
 from test_h2_rest import BODY, INFER, ONE, client_of, fields
+from tls_server import server
 
 from triglot.transports.http2.body import MAX_UNREAD_BYTES
 from triglot.transports.http2.core import frames

@@ -11,7 +11,7 @@ import grpc.aio
 import pytest
 from h2_attacks import ATTACKS
 from h2_peers import SECONDS, Client, Served, data, greeting, message, served
-from secured import HOST, Authority
+from tls_server import HOST, Authority
 
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.frames import ErrorCode

@@ -11,8 +11,8 @@ from typing import Any
 from h2_peers import SECONDS, classified, data, frame, greeted, message, request_fields, served
 from hpack import Encoder
 from rest_routes import any_path, rest_server
-from secured import server
 from test_h2_rest import ONE, client_of, fields
+from tls_server import server
 
 from triglot.config.options import Config
 from triglot.core.http import HttpRequest

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from h2_peers import SECONDS, Client, classified, data, greeting
 from rest_routes import any_path, rest_server
-from secured import HOST, server
+from tls_server import HOST, server
 
 from served_models import Gated, Served, serving
 from triglot.config.options import Config

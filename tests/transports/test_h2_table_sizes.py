@@ -12,8 +12,8 @@ import hpack
 import pytest
 from h2_core import CLOSED, connection
 from h2_peers import Client, data, frame, greeted, greeting, message, served
-from secured import server
 from test_h2_rest import ONE, answer, client_of, fields
+from tls_server import server
 
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.connection import Connection

@@ -16,8 +16,8 @@ import pytest_asyncio
 from h2_core import BLOCK, END_BOTH, connection
 from h2_peers import data, frame, greeting, pairs_of
 from live import request
-from secured import HOST
 from test_h2_rest import ONE, answer, client_of, fields
+from tls_server import HOST
 
 from served_models import SECONDS, Function, Gated, serving, twice
 from triglot.transports.http2.core import frames

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from h2_peers import Client, data, greeting, message, opened, request_fields
-from secured import HOST
 from test_h2_rest import BODY, INFER, ONE, answer, client_of, fields
+from tls_server import HOST
 
 from served_models import SECONDS, Function, Served, serving, twice
 

@@ -16,7 +16,7 @@ import pytest
 import uvloop
 from h2_peers import Client, Rows
 from rest_routes import rest_server
-from secured import HOST, TWICE, Authority, infer, rest, server
+from tls_server import HOST, TWICE, Authority, infer, rest, server
 
 from process import is_listening, unused_ports
 from served_models import SECONDS, Gated, serving

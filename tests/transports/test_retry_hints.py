@@ -11,8 +11,8 @@ from typing import Any
 import grpc.aio
 import pytest
 from live import request
-from secured import HOST
 from test_h2_rest import BODY
+from tls_server import HOST
 
 from served_models import SECONDS, Function, serving
 from triglot.core.errors import QueueFull, retry_hint

@@ -17,7 +17,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
 from h2_peers import Rows
-from secured import HOST, TWICE, Authority, Key, infer, refused, rest, server
+from tls_server import HOST, TWICE, Authority, Key, infer, refused, rest, server
 
 import triglot
 from served_models import SECONDS

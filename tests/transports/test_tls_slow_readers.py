@@ -7,7 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 from h2_peers import Client, data, message, served
-from secured import HOST, Authority
+from tls_server import HOST, Authority
 
 from served_models import SECONDS, Function, serving
 from triglot.transports.http2.core import frames

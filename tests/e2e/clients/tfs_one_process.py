@@ -11,7 +11,7 @@ import os
 import sys
 
 import grpc
-from descriptors_beside import load_pb
+from descriptors_one_process import load_pb
 
 CLIENT = (
     "predict",

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from access_files import anonymous, client, write
 from h2_peers import SECONDS, Client, data, message, request_fields
-from secured import HOST
 from test_h2_rest import answer
+from tls_server import HOST
 
 from state_changes import ChangingServer, changing_server
 from triglot.core.operation import WITHDRAWN

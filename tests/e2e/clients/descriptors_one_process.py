@@ -1,6 +1,6 @@
 """Import the server and a client's protobuf module in one process, and let each read what the other wrote.
 
-    python descriptors_beside.py first|last MODULE…      # the server before or after the modules
+    python descriptors_one_process.py first|last MODULE…      # the server before or after the modules
 
 The last module is the one with the client's messages.
 """

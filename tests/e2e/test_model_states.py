@@ -10,7 +10,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from everywhere import Everywhere, State, Story
+from every_interface import Everywhere, State, Story
 from server_process import ServerProcess
 
 from gates import GATE, Gate
