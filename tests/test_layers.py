@@ -129,17 +129,14 @@ COMMANDS = {
 }
 """Commands of one part."""
 FOLDERS_OF_PARTS = ("triglot.protocols", "triglot.backends", "triglot.executors")
-FOLDER_PARTS = ("triglot.access", "triglot.telemetry.spans")
+FOLDER_PARTS = ("triglot.access", "triglot.telemetry.spans", "triglot.workers")
 
 
 def folder_of(target: str) -> str:
     """The folder, or the file, that a part is."""
     module = target.partition(":")[0]
     package = module.rpartition(".")[0]
-    in_folder = package.rpartition(".")[0] in FOLDERS_OF_PARTS or package in (
-        "triglot.access",
-        "triglot.telemetry.spans",
-    )
+    in_folder = package.rpartition(".")[0] in FOLDERS_OF_PARTS or package in FOLDER_PARTS
     return package if in_folder else module
 
 

@@ -130,6 +130,7 @@ REFUSING: dict[str, list[Asked]] = {
             {"TRIGLOT_HTTP_RESTRICTED_API": "inference:key=value"},
         ),
     ],
+    "workers": [Asked("workers: " + lacks("the workers part", "workers"), {"TRIGLOT_WORKERS": "2"})],
     "protocols/grps": [
         Asked("protocols: " + lacks("the grps protocol", "protocols.grps"), {"TRIGLOT_PROTOCOLS": "grps,kserve"})
     ],

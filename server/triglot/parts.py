@@ -51,6 +51,8 @@ PARTS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "part": {
         "access control": "triglot.access.control:AccessControl",
+        "workers": "triglot.workers.supervisor:supervise",
+        "worker": "triglot.workers.link:Link",
     },
 }
 """Kind → name → "module:attribute"."""

@@ -19,7 +19,7 @@ from triglot.config.trace_config import TraceConfig
 from triglot.core.errors import ModelLoadError
 from triglot.core.operation import EVERYTHING, Authorizer
 from triglot.core.statistics import DEFAULT_BUCKETS, Latencies
-from triglot.dataplane.control import Control
+from triglot.dataplane.control import Bound, Control
 from triglot.dataplane.dataplane import DataPlane, RequestRecorder
 from triglot.dataplane.model_calls import ModelCalls
 from triglot.model.config import Recording
@@ -49,7 +49,6 @@ from triglot.telemetry.log_settings import LogSettings
 from triglot.telemetry.store import Telemetry
 from triglot.telemetry.trace_settings import TraceOptions, read_level
 from triglot.telemetry.tracing import Tracer
-from triglot.transports.listening import Bound
 from triglot.transports.request_bytes import RequestBytes
 from triglot.transports.rest.calls import HttpCalls
 from triglot.transports.rest.server import HttpServer
@@ -71,7 +70,7 @@ class Server:
 
     `load` makes models, and `adapt` completes each of them before it is served. `telemetry`: one that is shared
     with other code. `about`: text about the server for grps clients. `log_handler` writes the log, if the
-    server manages it. `control` and `bound`: for one of several workers. `started_with`: the operator's own
+    server manages it. `control`: for one of several workers. `started_with`: the operator's own
     list of models, whose folders clients of TensorFlow Serving may name; by default, `models`.
 
     Starting raises `ModelLoadError` when the paths hold no model, or when a model cannot be loaded and the
@@ -92,7 +91,6 @@ class Server:
         about: str = "",
         log_handler: logging.Handler | None = None,
         control: Control | None = None,
-        bound: Bound | None = None,
         started_with: Sequence[ModelSettings | ModelFiles] | None = None,
     ) -> None:
         if isinstance(paths, str | Path):
@@ -100,9 +98,9 @@ class Server:
         if paths and models is not None:
             raise TypeError("expected paths or models, got both")
         self.config = config or Config()
-        if self.config.workers > 1 and control is None:
-            raise ConfigError("workers: expected 1; only the command line can start more workers")
         control = control or Control()
+        if self.config.workers > 1 and control.alone:
+            raise ConfigError("workers: expected 1; only the command line can start more workers")
         own = (models or ()) if started_with is None else started_with
         prefixes = [self.config.request_log] if self.config.request_log else []
         self._record_folders = [*record_folders_of(own), *(Path(prefix).parent for prefix in prefixes)]
@@ -151,7 +149,7 @@ class Server:
         self.telemetry.loaded = self.dataplane.loaded
         self._latency_metrics = self.config.latency_metrics
         self.telemetry.latency_counters = self._latency_metrics.counters
-        self._bound = bound
+        self._bound = control.bound
         self._log_handler = log_handler
         self._logs: LogSettings | None = None
         self._about = about

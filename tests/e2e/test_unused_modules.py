@@ -55,7 +55,7 @@ PARTS = (
     "telemetry.spans.senders",
     "transports.aio",
     "transports.aiohttp",
-    "workers.supervisor",
+    "workers",
 )
 UNUSED = {*LIBRARIES, *(f"triglot.{name}" for name in PARTS)}
 
@@ -98,4 +98,6 @@ def test_process_of_a_model_imports_no_server(tmp_path: Path) -> None:
 def test_worker_imports_what_is_asked_for(tmp_path: Path) -> None:
     served(tmp_path, "plain")
     with Triglot(tmp_path, *FREE_PORTS, "--workers", "2", environment=NEW) as server:
-        assert UNUSED & imported(server.ports()[1], "plain") == set()
+        found = imported(server.ports()[1], "plain")
+    assert "triglot.workers.link" in found
+    assert (UNUSED - {"triglot.workers"} | {"triglot.workers.supervisor"}) & found == set()

@@ -14,16 +14,17 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
+from triglot import parts
 from triglot.cli.run import FAILED, Start, print_error, run, supervised
 from triglot.cli.triton_flags import replacement_of
 from triglot.config.option_fields import unknown
 from triglot.config.options import Config, ConfigError
 from triglot.core.errors import ModelLoadError
+from triglot.dataplane.control import Control
 from triglot.parts import MissingPart, missing_text
 from triglot.telemetry.log_handlers import log_handler
 from triglot.telemetry.log_settings import JSON, formatter
 from triglot.version import __version__, build
-from triglot.workers.worker_spec import WorkerSpec
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ def _module(command: str) -> Any:
 
 
 def main(arguments: Sequence[str] | None = None, *, spec: str = "") -> int:
-    """Run the command, or a worker of it with the `WorkerSpec` in `spec`; return the process's exit status."""
+    """Run the command, or a worker of it with this `spec`; return the process's exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = command_line(*arguments[:1])
     known, others = parser.parse_known_args(arguments)
@@ -107,14 +108,14 @@ def main(arguments: Sequence[str] | None = None, *, spec: str = "") -> int:
         start: Start = module.start(flags, others, os.environ)
         if start.config.workers == 1 and not start.config.rotated_files:
             _end_at_hangup()
-        worker = WorkerSpec.read(spec) if spec else None
-        handler = _set_up_logging(start.config, 0 if worker is None else worker.number)
+        control: Control = parts.load("part", "worker")(spec) if spec else Control()
+        handler = _set_up_logging(start.config, 0 if control.alone else control.number)
         if start.config.log_format == JSON and start.fails is print_error:
             start = replace(start, fails=partial(log.critical, "%s"))
-        if start.config.workers > 1 and worker is None and start.test is None:
+        if start.config.workers > 1 and control.alone and start.test is None:
             return supervised(start, arguments)
-        with start.surroundings(1 if worker is None else worker.number):
-            return run(start, handler, worker)
+        with start.surroundings(control.number):
+            return run(start, handler, control)
     except ConfigError as error:
         print_error(str(error))
         return WRONG_USE

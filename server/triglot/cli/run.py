@@ -16,10 +16,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from triglot import backends
+from triglot import backends, parts
 from triglot.cli.progress import load_progress
 from triglot.config.options import NO_PORT, TOKEN_VARIABLE, Config, ConfigError
 from triglot.core.errors import ModelLoadError
+from triglot.dataplane.control import RETIRE, Control, Wanted
 from triglot.model.signature import ModelMetadata
 from triglot.platform.memory import keep_memory
 from triglot.platform.systemd import ServiceManager
@@ -30,8 +31,6 @@ from triglot.repository.manager.summary import VersionSummary
 from triglot.repository.scan.source import ModelFiles, NamedPath
 from triglot.telemetry.store import Telemetry
 from triglot.transports.listening import raise_file_limit
-from triglot.workers.link import RETIRE, Link, Wanted
-from triglot.workers.worker_spec import WorkerSpec
 
 if TYPE_CHECKING:
     from triglot.server import Server
@@ -108,9 +107,11 @@ class Start:
 
 
 def supervised(start: Start, arguments: Sequence[str]) -> int:
-    """Run several workers and return the exit status."""
-    from triglot.workers.supervisor import supervise  # noqa: PLC0415 - only several workers have one.
-
+    """Run several workers and return the exit status. Raise `ConfigError` without the part that does."""
+    try:
+        supervise: Callable[[Config, Sequence[str], ServiceManager], int] = parts.load("part", "workers")
+    except parts.MissingPart as error:
+        raise ConfigError(f"workers: {error}") from error
     try:
         return supervise(start.config, arguments, ServiceManager.take(os.environ))
     except OSError as error:
@@ -118,8 +119,8 @@ def supervised(start: Start, arguments: Sequence[str]) -> int:
         return FAILED
 
 
-def run(start: Start, handler: logging.Handler, spec: WorkerSpec | None) -> int:
-    """Run a single server, or the worker of `spec`; return the exit status. Raise `ConfigError`."""
+def run(start: Start, handler: logging.Handler, control: Control) -> int:
+    """Run a single server, or a worker; return the exit status. Raise `ConfigError`."""
     loop_factory = _loop_factory(start.config)
     service_manager = ServiceManager.take(os.environ)
     for warning in start.warnings:
@@ -133,7 +134,7 @@ def run(start: Start, handler: logging.Handler, spec: WorkerSpec | None) -> int:
             keep_memory(os.environ)
         sys.setswitchinterval(SWITCH_SECONDS)
         with asyncio.Runner(loop_factory=loop_factory) as runner:
-            return runner.run(_serve(start, handler, spec, service_manager))
+            return runner.run(_serve(start, handler, control, service_manager))
     except (ModelLoadError, OSError) as error:
         start.fails(str(error))
         return FAILED
@@ -150,9 +151,7 @@ def _loop_factory(config: Config) -> Callable[[], asyncio.AbstractEventLoop] | N
     return uvloop.new_event_loop
 
 
-async def _serve(
-    start: Start, handler: logging.Handler, spec: WorkerSpec | None, service_manager: ServiceManager
-) -> int:
+async def _serve(start: Start, handler: logging.Handler, control: Control, service_manager: ServiceManager) -> int:
     # Imported here, so that --help and errors in flags are quick.
     from triglot.server import Server  # noqa: PLC0415
 
@@ -161,10 +160,8 @@ async def _serve(
     gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
     signals = _listen_for_signals(start.config)
     started_with = start.models or ()
-    link = None
-    if spec is not None:
-        link = await Link.open(spec, signals, strict=start.config.exit_on_load_error)
-        start = _configured(start, spec, await link.catch_up())
+    await control.open(signals, strict=start.config.exit_on_load_error)
+    start = _configured(start, control, await control.catch_up())
     config = start.config
     server = Server(
         start.paths,
@@ -176,13 +173,12 @@ async def _serve(
         telemetry=start.telemetry,
         about=start.about,
         log_handler=handler,
-        control=link,
-        bound=None if link is None else link.bound,
+        control=control,
         started_with=started_with,
     )
     errors: list[ModelLoadError] = []
     loading = server.start() if start.report is None else _load(server, errors)
-    with load_progress(handler, server.manager.registry) if spec is None or spec.number == 1 else nullcontext():
+    with load_progress(handler, server.manager.registry) if control.number == 1 else nullcontext():
         loaded = await _run_unless_signalled(loading, signals)
     if not loaded:
         service_manager.stopping()
@@ -191,12 +187,11 @@ async def _serve(
         start.report(server.summaries(), errors)
         await server.stop()
         return FAILED if errors else 0
-    for line in start.opened(server.grpc_port, server.rest_port) if spec is None or spec.number == 1 else ():
+    for line in start.opened(server.grpc_port, server.rest_port) if control.number == 1 else ():
         log.info("%s", line)
     hints = hint_lines(server.metadata(), config, server.grpc_port, server.rest_port)
-    if link is not None:
-        await link.serving(hints)
-    for line in hints if link is None else ():
+    await control.serving(hints)
+    for line in hints if control.alone else ():
         print(line, flush=True)
     if config.model_control_mode == "none" and start.follow is None:
         server.manager.settle()
@@ -229,9 +224,9 @@ async def _load(server: Server, errors: list[ModelLoadError]) -> None:
         raise
 
 
-def _configured(start: Start, spec: WorkerSpec, wanted: Wanted) -> Start:
-    """Return the start for one worker, with the current list of models."""
-    config = spec.configured(start.config)
+def _configured(start: Start, control: Control, wanted: Wanted) -> Start:
+    """Return the start for this process, with the current list of models."""
+    config = control.configured(start.config)
     if wanted.models_fail:
         config = replace(config, exit_on_load_error=False)
     models = start.models if wanted.models is None else list(map(settings_of, wanted.models))

@@ -2,14 +2,19 @@
 
 Strategy: a service that changes something registers an action, and runs it by `Control.act`; one that reports
 counters uses `Control.reports`. With one process both are local calls; with several workers an action runs in
-all of them, and reports come from all of them (`workers`).
+all of them, and reports come from all of them: the part `workers` has another `Control`.
 """
 
 from __future__ import annotations
 
+import asyncio
+import signal
+import socket
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from triglot.config.options import Config
 
 Arguments = Mapping[str, Any]
 """Arguments of an action or a report, as JSON values."""
@@ -23,6 +28,8 @@ REGISTER, UNREGISTER = "register_shared_memory", "unregister_shared_memory"
 ONLINE = "online"
 METRICS, TFSERVING_METRICS = "metrics", "tfserving_metrics"
 STATISTICS, OVERVIEW, SERIES, NAMES = "statistics", "overview", "series", "names"
+RETIRE = signal.SIGHUP
+"""In the queue of signals: a successor takes over. The signal itself is never sent to workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +51,38 @@ class Reports:
         return [report for _, report in self.workers]
 
 
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Sockets that another process has bound, one per address of the host; other processes may share the ports."""
+
+    grpc: list[socket.socket]
+    rest: list[socket.socket]
+
+    def close(self) -> None:
+        """Close them in this process.
+
+        Connections that were not accepted are lost if no other process has the sockets.
+        """
+        for one in (*self.grpc, *self.rest):
+            one.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The state at the start, where it differs from the server's own start: `models` as last listed, or None."""
+
+    models: list[Any] | None = None
+    models_fail: bool = False
+    """Whether some of them could not be loaded when they were listed."""
+
+
 class Control:
     """The control of a server with one process. `number`: the number of this worker."""
 
     alone = True
     number = 1
+    bound: Bound | None = None
+    """The ports, if another process has bound them."""
     tally_file: tuple[int, int] | None = None
     """Descriptor of a file with counters that all workers share, and the number of this worker's start."""
     access_file: Any = None
@@ -59,6 +93,30 @@ class Control:
     def __init__(self) -> None:
         self.actions: dict[str, Action] = {}
         self.report_of: dict[str, Report] = {}
+
+    # --- at the start ---
+
+    def configured(self, config: Config) -> Config:
+        """Return the configuration of this process."""
+        return config
+
+    async def open(self, signals: asyncio.Queue[signal.Signals], *, strict: bool) -> None:
+        """Connect to other processes; `signals` gets their requests to end.
+
+        `strict`: end this process if it cannot load a model that the others have loaded.
+        """
+
+    async def catch_up(self) -> Wanted:
+        """Return what other processes' earlier actions change about which models are loaded."""
+        return Wanted()
+
+    async def loaded(self) -> None:
+        """Catch up with other workers' actions. Called after the models are loaded and before the ports open."""
+
+    async def serving(self, hints: Sequence[str]) -> None:
+        """Report that connections are accepted; `hints` are lines for users."""
+
+    # --- while it serves ---
 
     def register_action(self, name: str, action: Action) -> None:
         """Register what runs the action of this name in this process."""
@@ -75,9 +133,6 @@ class Control:
     async def reports(self, name: str, arguments: Arguments) -> Reports:
         """Return the reports of all workers, this one included."""
         return Reports([(self.number, await self.report_of[name](arguments))])
-
-    async def loaded(self) -> None:
-        """Catch up with other workers' actions. Called after the models are loaded and before the ports open."""
 
     async def closing(self) -> None:
         """Send the last report. Called once no call runs any longer and the models are still loaded."""

@@ -16,7 +16,6 @@ import stat
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -43,22 +42,6 @@ TLS_HANDSHAKE_SECONDS = 10.0
 """Limit on the TLS handshake."""
 TLS_SHUTDOWN_SECONDS = 60.0
 """Limit on the TLS shutdown: for the client to read the rest of its response and reply to close_notify."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """Sockets that another process has bound, one per address of the host; other processes may share the ports."""
-
-    grpc: list[socket.socket]
-    rest: list[socket.socket]
-
-    def close(self) -> None:
-        """Close them in this process.
-
-        Connections that were not accepted are lost if no other process has the sockets.
-        """
-        for one in (*self.grpc, *self.rest):
-            one.close()
 
 
 async def bind(host: str, port: int, name: str = "gRPC", *, shared: bool = False) -> list[socket.socket]:

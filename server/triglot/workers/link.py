@@ -5,22 +5,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
+from triglot.config.options import Config
 from triglot.core.errors import ModelLoadError, ServingError, Unavailable
 from triglot.dataplane.control import (
     LOAD_MODEL,
     METRICS,
     RELOAD,
+    RETIRE,
     TFSERVING_METRICS,
     Arguments,
     Control,
     Reports,
+    Wanted,
 )
-from triglot.transports.listening import Bound
 from triglot.workers.changes import models_changed
 from triglot.workers.channel import Channel, ChannelClosed
 from triglot.workers.record import Change
@@ -29,49 +30,35 @@ from triglot.workers.worker_spec import WorkerSpec
 log = logging.getLogger(__name__)
 
 LAST_REPORTS = (METRICS, TFSERVING_METRICS)
-RETIRE = signal.SIGHUP
-"""In the queue of signals: a successor takes over. The signal itself is never sent to workers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """The state at the start, where it differs from the server's own start: `models` as last listed, or None."""
-
-    models: list[Any] | None
-    models_fail: bool
-    """Whether some of them could not be loaded when they were listed."""
 
 
 class Link(Control):
-    """The control of a worker; create it with `open`. `signals` gets the supervisor's requests to end.
-
-    `strict`: end the worker if it cannot load a model that the other workers have loaded.
-    """
+    """The control of a worker, whose `WorkerSpec` is in the text `spec`."""
 
     alone = False
 
-    def __init__(self, spec: WorkerSpec, signals: asyncio.Queue[signal.Signals], *, strict: bool) -> None:
+    def __init__(self, spec: str) -> None:
         super().__init__()
-        self.number = spec.number
-        self.tally_file = spec.tallies, spec.run
-        self.bound: Bound
-        self._signals = signals
-        self._strict = strict
+        self._spec = WorkerSpec.read(spec)
+        self.number = self._spec.number
+        self.tally_file = self._spec.tallies, self._spec.run
         self._revision = 0
         self._missed: list[Change] = []
+        self._signals: asyncio.Queue[signal.Signals]
+        self._strict: bool
         self._channel: Channel
         self._running: asyncio.Task[None]
 
-    @classmethod
-    async def open(cls, spec: WorkerSpec, signals: asyncio.Queue[signal.Signals], *, strict: bool) -> Link:
-        """Return the control, connected over the inherited socket."""
-        link = cls(spec, signals, strict=strict)
-        end, link.bound = spec.take()
-        link._channel = await Channel.open(end, link._answer)
-        link._running = asyncio.create_task(link._run())
+    def configured(self, config: Config) -> Config:
+        return self._spec.configured(config)
+
+    async def open(self, signals: asyncio.Queue[signal.Signals], *, strict: bool) -> None:
+        self._signals, self._strict = signals, strict
+        end, self.bound = self._spec.take()
+        self._channel = await Channel.open(end, self._answer)
+        self._running = asyncio.create_task(self._run())
         with suppress(ChannelClosed):
-            link.access_file = await link._channel.ask("access")
-        return link
+            self.access_file = await self._channel.ask("access")
 
     async def _run(self) -> None:
         await self._channel.run()
@@ -94,13 +81,12 @@ class Link(Control):
     # --- at the start ---
 
     async def catch_up(self) -> Wanted:
-        """Get earlier changes; return those that affect which models are loaded. `loaded` makes the others."""
         self._missed = await self._changes("state")
         lists = [change for change in self._missed if change.name == RELOAD]
         self.left_out: Collection[str] = models_changed(self._missed)
         self._missed = [change for change in self._missed if change.name != RELOAD]
         if not lists:
-            return Wanted(None, models_fail=False)
+            return Wanted()
         return Wanted(list(lists[-1].arguments["models"]), models_fail=not lists[-1].succeeded)
 
     async def _changes(self, what: str) -> list[Change]:
@@ -140,10 +126,9 @@ class Link(Control):
                 raise ModelLoadError(text) from None
             log.error("%s", text)
 
-    async def serving(self, hints: list[str]) -> None:
-        """Report that connections are accepted."""
+    async def serving(self, hints: Sequence[str]) -> None:
         with suppress(ChannelClosed):
-            await self._channel.ask("serving", hints)
+            await self._channel.ask("serving", list(hints))
 
     # --- while it serves ---
 
@@ -165,8 +150,3 @@ class Link(Control):
         last = {name: await self.report_of[name]({}) for name in LAST_REPORTS if name in self.report_of}
         with suppress(ChannelClosed):
             await self._channel.ask("final_counters", last)
-
-    def close(self) -> None:
-        """Close the channel."""
-        self._running.cancel()
-        self._channel.close()

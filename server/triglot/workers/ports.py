@@ -6,7 +6,8 @@ import socket
 from dataclasses import dataclass
 
 from triglot.config.options import NO_PORT, Config
-from triglot.transports.listening import Bound, bound_socket
+from triglot.dataplane.control import Bound
+from triglot.transports.listening import bound_socket
 
 
 @dataclass(frozen=True, slots=True)

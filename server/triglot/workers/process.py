@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from triglot.transports.listening import Bound
+from triglot.dataplane.control import Bound
 from triglot.workers.channel import Answer, Channel, ChannelClosed
 from triglot.workers.counts import KEPT, Snapshots
 from triglot.workers.ports import Ports

@@ -14,9 +14,9 @@ from typing import Any
 
 from triglot.config.options import Config, ConfigError
 from triglot.config.watched_file import CHECK_SECONDS, WatchedFile
+from triglot.dataplane.control import Bound
 from triglot.platform.systemd import ServiceManager
 from triglot.platform.tallies import SharedTallies, shared_size
-from triglot.transports.listening import Bound
 from triglot.workers.changes import Changes
 from triglot.workers.channel import ChannelClosed
 from triglot.workers.counts import RetiredCounters

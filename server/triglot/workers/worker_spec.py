@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from triglot.config.options import Config
-from triglot.transports.listening import Bound
+from triglot.dataplane.control import Bound
 from triglot.workers.ports import Ports
 
 
