@@ -214,12 +214,13 @@ def write_predictor(folder: Path) -> Path:
 
 
 def test_versions_of_a_predictor(tmp_path: Path, unchanged: Callable[[object], None]) -> None:
+    before = set(sys.modules)
     for version in range(VERSIONS):
         model = backends.load("predictor", write_predictor(tmp_path / str(version)))
         inputs = {"instances": object_array([b"1"], [1]), "parameters": object_array([b"{}"], [1])}
         assert json.loads(model.infer(inputs)["predictions"][0]) == [1]
         unchanged(model)
-        of_it = [name for name in sys.modules if name.startswith(f"{ROOT}.")]
+        of_it = [name for name in sys.modules.keys() - before if name.startswith(f"{ROOT}.")]
         assert sorted(name.split(".")[2:] for name in of_it) == [[], ["centering"], ["predictor"]]
         for name in of_it:
             unchanged(sys.modules[name])
