@@ -7,8 +7,11 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
+import os
 import pickle
 import re
+import subprocess
+import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +21,7 @@ import pytest
 
 from process import FREE_PORTS, Triglot
 from protocol_clients.rest import Rest
+from test_parts import package_without
 from triglot import backends
 from triglot.backends.pickles import content_of
 from triglot.core.errors import ModelLoadError
@@ -33,7 +37,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.tree import DecisionTreeClassifier
 
-from triglot.backends.xgboost import check_release, written_by
+from triglot.backends.boosters import check_release, written_by
 
 OTHER = re.sub(r"\d", "0", sklearn.__version__)
 
@@ -208,3 +212,26 @@ def test_a_files_release_is_found(tmp_path: Path, name: str) -> None:
 def test_a_file_without_a_release_is_left_to_xgboost(content: bytes, tmp_path: Path) -> None:
     assert written_by(content) == ()
     check_release(tmp_path, content, "2.0.3")
+
+
+def test_pickled_models_need_no_backend_of_xgboost(tmp_path: Path) -> None:
+    """Nor does an estimator of scikit-learn where a model has imported xgboost."""
+    regressor = xgboost.XGBRegressor(n_estimators=2, n_jobs=1).fit(X, LABELS)
+    files = []
+    for number, found in enumerate((regressor, regressor.get_booster(), LogisticRegression().fit(X, LABELS))):
+        files.append(tmp_path / f"{number}.joblib")
+        joblib.dump(found, files[-1])
+    code = (
+        "import sys, xgboost; from pathlib import Path; from triglot import backends\n"
+        "print([backends.load('sklearn', Path(file)).platform for file in sys.argv[1:]])"
+    )
+    environment = os.environ | package_without("backends/xgboost", tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *files],
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout == "['xgboost', 'xgboost', 'sklearn']\n"

@@ -33,7 +33,6 @@ from triglot.core.types import TensorSpec
 from triglot.model.config import ModelConfig
 from triglot.model.model import Model, signature_of
 from triglot.model.signature import DEFAULT_SIGNATURE, Signature
-from triglot.parts import load_module
 
 log = logging.getLogger(__name__)
 
@@ -69,10 +68,11 @@ def _model(file: Path, found: Any) -> Model:
     family = type(found).__mro__
     names = {f"{kind.__module__}.{kind.__qualname__}" for kind in family}
     if "xgboost" in sys.modules:
-        load_module("backend", "xgboost").check_pickle(file)
-    if "xgboost.core.Booster" in names:
-        model: Model = load_module("backend", "xgboost").BoosterModel(found)
-        return model
+        from triglot.backends import boosters  # noqa: PLC0415 - it imports xgboost.
+
+        boosters.check_pickle(file)
+        if "xgboost.core.Booster" in names:
+            return boosters.BoosterModel(found)
     if "xgboost.sklearn.XGBModel" in names:
         # These classes need no feature names; only linear models require them.
         plain = numbers("FP32", found.n_features_in_, getattr(found, "feature_names_in_", None))
