@@ -22,9 +22,9 @@ from stored_models import POLL, SAYS, serving
 from process import FREE_PORTS, Triglot
 from protocol_clients.rest import Rest
 from triglot.core.errors import ModelLoadError
+from triglot.repository.scan.urls import Url
 from triglot.repository.storage.buckets import Bucket
 from triglot.repository.storage.store import StoreError
-from triglot.repository.storage.urls import Url
 from waiting import until, until_found
 
 

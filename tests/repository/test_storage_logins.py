@@ -21,9 +21,9 @@ from object_stores import AZURE_ACCOUNT, AZURE_KEY, Proxy, azurite, cloud, googl
 from obstore.store import AzureStore
 from stored_models import POLL, SAYS, serving
 
+from triglot.repository.scan.urls import Url
 from triglot.repository.storage.buckets import Bucket
 from triglot.repository.storage.store import StoreError
-from triglot.repository.storage.urls import Url
 from waiting import until
 
 TOKEN = "the-token-of-the-store"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from triglot.repository.scan.urls import Url, is_allowed, spelled, url_of
 from triglot.repository.storage.store import StoreError, without_secrets
 from triglot.repository.storage.update import open_store
-from triglot.repository.storage.urls import Url, is_allowed, spelled, url_of
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from triglot.model.config import ALL, Recording, VersionPolicy
 from triglot.pb.tfserving import model_server_config_pb2 as pb
 from triglot.repository.config.settings import ModelSettings, check_names
 from triglot.repository.scan.layout import BACKEND_OF_FILE
-from triglot.repository.storage.urls import SCHEMES, url_of
+from triglot.repository.scan.urls import SCHEMES, url_of
 
 TENSORFLOW = "tensorflow"
 """TensorFlow Serving's only platform.

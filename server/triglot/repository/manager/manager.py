@@ -60,8 +60,8 @@ from triglot.repository.scan.load_errors import (
 from triglot.repository.scan.paths import is_below
 from triglot.repository.scan.scanner import Immediate, OnceLogger, Scan, Scanner, Wanted
 from triglot.repository.scan.source import FoundTwice, ModelFiles, Override, Overrides, Root
+from triglot.repository.scan.urls import is_allowed, spelled
 from triglot.repository.storage.storage import Storage
-from triglot.repository.storage.urls import is_allowed, spelled
 from triglot.scheduling.servable import Servable
 
 T = TypeVar("T")

@@ -15,6 +15,7 @@ from datetime import timedelta
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from triglot.repository.scan.urls import ENDPOINTS, Url
 from triglot.repository.storage.aws import profile_options
 from triglot.repository.storage.azure import azure_options
 from triglot.repository.storage.google import google_options
@@ -29,7 +30,6 @@ from triglot.repository.storage.store import (
     without_folders,
     without_secrets,
 )
-from triglot.repository.storage.urls import ENDPOINTS, Url
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore

@@ -26,8 +26,8 @@ from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
+from triglot.repository.scan.urls import Url
 from triglot.repository.storage.store import Store, StoredObject, StoreError
-from triglot.repository.storage.urls import Url
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from http import HTTPStatus
 from urllib.parse import unquote
 
+from triglot.repository.scan.urls import Url
 from triglot.repository.storage.http import read_part
 from triglot.repository.storage.store import StoredObject, StoreError, StoreUnreachable, check_count
-from triglot.repository.storage.urls import Url
 
 MISSING = "needs huggingface_hub, which is not installed; run: pip install 'triglot[hub]'"
 OTHER_KINDS = ("datasets", "spaces")

@@ -20,10 +20,10 @@ from triglot.repository.config.model_config import CONFIG_FILE
 from triglot.repository.config.settings import ModelSettings
 from triglot.repository.config.version_names import NAMES_FILE
 from triglot.repository.scan.source import Found, Overrides, Root, find_models
+from triglot.repository.scan.urls import Url, moved
 from triglot.repository.storage.archives import extract, without_suffix
 from triglot.repository.storage.cache import Cache, Missing
 from triglot.repository.storage.store import Store, StoredObject, StoreError
-from triglot.repository.storage.urls import Url, moved
 
 READ_TO_SEARCH = (CONFIG_FILE, NAMES_FILE)
 NOW = "now"

@@ -19,7 +19,7 @@ from triglot.core.errors import ModelLoadError
 from triglot.repository.config.settings import ModelSettings
 from triglot.repository.scan.scanner import Scan
 from triglot.repository.scan.source import NotYet, Overrides, Root
-from triglot.repository.storage.urls import Url, moved, path_of, url_of
+from triglot.repository.scan.urls import Url, moved, path_of, url_of
 
 if TYPE_CHECKING:
     from triglot.repository.storage.cache import Cache

@@ -11,10 +11,10 @@ from hashlib import sha256
 from typing import TypeVar
 
 from triglot import parts
+from triglot.repository.scan.urls import ENDPOINTS, HINTS, Url
 from triglot.repository.storage.cache import CONNECTIONS, Cache, Missing
 from triglot.repository.storage.mirror import Mirror, MirrorRequest, Plan
 from triglot.repository.storage.store import ObjectChanged, Store, StoredObject, StoreError, StoreUnreachable
-from triglot.repository.storage.urls import ENDPOINTS, HINTS, Url
 
 log = logging.getLogger(__name__)
 

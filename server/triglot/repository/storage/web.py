@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
+from triglot.repository.scan.urls import Url
 from triglot.repository.storage.archives import SUFFIXES, without_suffix
 from triglot.repository.storage.http import read_part, stat_url
 from triglot.repository.storage.store import StoredObject, StoreError
-from triglot.repository.storage.urls import Url
 
 
 class WebArchive:
