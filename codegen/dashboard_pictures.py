@@ -29,7 +29,7 @@ from observed import GREEDY, TOKEN, Observed, observed  # noqa: E402 - these are
 from prometheus_server import Prometheus, prometheus  # noqa: E402
 from shipped import filled, legend_of, picture_of, rows_of_panels  # noqa: E402
 
-from protocol_clients.every_protocol import DOORS, MODEL  # noqa: E402
+from protocol_clients.every_protocol import INTERFACES, MODEL  # noqa: E402
 
 FOLDER = ROOT / "docs" / "pictures"
 MOST_BYTES = 280_000
@@ -80,7 +80,7 @@ async def call(server: Observed, started: float) -> None:
         begin("cached", TOKEN)
         if number % 2 == 0:
             begin(MODEL, TOKEN)
-            await list(DOORS.values())[number // 2 % len(DOORS)](server, 1.0)
+            await list(INTERFACES.values())[number // 2 % len(INTERFACES)](server, 1.0)
         if number % 5 == 0:
             begin("apart", TOKEN)
             begin("narrow")

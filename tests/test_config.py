@@ -175,7 +175,7 @@ def test_the_ends_of_the_ranges() -> None:
     assert (config.grpc_port, config.rest_port, config.grace) == (65535, 0, 0)
 
 
-def test_a_server_without_a_door_is_a_mistake() -> None:
+def test_a_server_without_a_port_is_rejected() -> None:
     with pytest.raises(ConfigError, match="grpc_port and rest_port are both -1, and there is no grpc_socket"):
         Config(grpc_port=-1, rest_port=-1)
     assert Config(grpc_port=-1, rest_port=-1, grpc_socket="/run/triglot").grpc_socket == "/run/triglot"
@@ -183,7 +183,7 @@ def test_a_server_without_a_door_is_a_mistake() -> None:
     assert Config(rest_port=-1).grpc_port == 8001
 
 
-def test_one_port_for_both_doors() -> None:
+def test_one_port_for_both_protocols() -> None:
     with pytest.raises(
         ConfigError, match="grpc_port and rest_port are both 9000; expected two ports, or grpc_transport h2"
     ):

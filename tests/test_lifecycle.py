@@ -104,12 +104,12 @@ def test_the_ports_open_when_every_model_is_loaded(tmp_path: Path) -> None:
             assert infer(channel, "a_first") == 7
 
 
-@pytest.mark.parametrize("door", ["grpc", "rest"])
-def test_a_port_in_use_ends_the_start_before_a_model_is_loaded(tmp_path: Path, door: str) -> None:
+@pytest.mark.parametrize("interface", ["grpc", "rest"])
+def test_a_port_in_use_ends_the_start_before_a_model_is_loaded(tmp_path: Path, interface: str) -> None:
     gate = Gate(tmp_path / "gate")  # It would never load.
-    other = "rest" if door == "grpc" else "grpc"
+    other = "rest" if interface == "grpc" else "grpc"
     with taken_port() as port:
-        ended = run_triglot("serve", gate.folder, f"--{door}-port", str(port), f"--{other}-port", "0")
+        ended = run_triglot("serve", gate.folder, f"--{interface}-port", str(port), f"--{other}-port", "0")
     assert ended.returncode == 1
     (line,) = ended.stderr.splitlines()
     assert line.startswith("triglot: ")
@@ -303,23 +303,23 @@ class Stubborn(triglot.Model):
 """
 
 
-@pytest.mark.parametrize("door", ["gRPC", "REST"])
+@pytest.mark.parametrize("interface", ["gRPC", "REST"])
 def test_code_on_the_loop_that_does_not_end_is_left_alone(
-    tmp_path: Path, threads: ThreadPoolExecutor, door: str
+    tmp_path: Path, threads: ThreadPoolExecutor, interface: str
 ) -> None:
     """It swallows its cancellation; who called it is told, and the process ends."""
     write_model(tmp_path / "stubborn", STUBBORN)
     with Triglot(tmp_path, *FREE_PORTS, "--drain-delay", "0", "--grace", "0.2") as server:
         grpc_port, rest_port = server.ports()
         with grpc_channel(grpc_port) as channel:
-            if door == "gRPC":
+            if interface == "gRPC":
                 unary = rpc(channel, "ModelInfer", pb.ModelInferResponse).future(infer_request("stubborn"))
             else:
                 rest = threads.submit(Rest(rest_port).infer, "stubborn")
             wait_until((tmp_path / "stubborn" / "begun").exists)
             server.signal(signal.SIGTERM)
             assert server.wait() == 0
-            if door == "gRPC":
+            if interface == "gRPC":
                 assert unary.exception(SECONDS).code() is grpc.StatusCode.UNAVAILABLE
             else:
                 assert rest.exception(SECONDS) or rest.result(SECONDS)[0] == 503

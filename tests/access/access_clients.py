@@ -1,4 +1,4 @@
-"""A server of the embedded demo models with an access file, and clients at its doors."""
+"""A server of the embedded demo models with an access file, and its clients."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def infer_request() -> pb.ModelInferRequest:
     return request
 
 
-class Doors:
+class GuardedServer:
     """A server of the embedded demo models with an access file."""
 
     def __init__(self, server: triglot.Server, file: Path, session: aiohttp.ClientSession) -> None:
@@ -67,7 +67,9 @@ class Doors:
 
 
 @asynccontextmanager
-async def doors(folder: Path, *tables: str, models: Path | None = None, **options: Any) -> AsyncIterator[Doors]:
+async def guarded_server(
+    folder: Path, *tables: str, models: Path | None = None, **options: Any
+) -> AsyncIterator[GuardedServer]:
     """A server that reads these tables; `models`: a folder of further ones."""
     file = write(folder / "access.toml", *tables)
     config = triglot.Config(**transport_options(grpc_port=0, rest_port=0, access=str(file), **options))
@@ -75,6 +77,6 @@ async def doors(folder: Path, *tables: str, models: Path | None = None, **option
         triglot.Server([DEMO, *([models] if models else [])], config) as server,
         aiohttp.ClientSession() as session,
     ):
-        here = Doors(server, file, session)
+        here = GuardedServer(server, file, session)
         yield here
         await here.channel.close()

@@ -11,7 +11,7 @@ import aiohttp
 import grpc
 import grpc.aio
 import pytest
-from access_clients import DEMO, Doors, doors, infer_request
+from access_clients import DEMO, GuardedServer, guarded_server, infer_request
 from access_files import anonymous, client, hash_of, write
 from grpc_transport import transport_options
 
@@ -53,7 +53,7 @@ def transports(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 async def test_credentials_of_stock_clients(tmp_path: Path, transports: dict[str, Any]) -> None:
-    async with doors(tmp_path, FRIEND, anonymous(["health"]), **transports) as here:
+    async with guarded_server(tmp_path, FRIEND, anonymous(["health"]), **transports) as here:
         for headers in GOOD:
             assert await here.code(headers) is grpc.StatusCode.OK, headers
             assert (await here.status(headers))[0] == 200, headers
@@ -72,7 +72,7 @@ async def test_credentials_of_stock_clients(tmp_path: Path, transports: dict[str
 
 
 async def test_streams_without_credentials(tmp_path: Path) -> None:
-    async with doors(tmp_path, FRIEND, grpc_transport="h2") as here:
+    async with guarded_server(tmp_path, FRIEND, grpc_transport="h2") as here:
         for _ in range(200):
             stream = here.stream_infer(iter([infer_request()]))
             with pytest.raises(grpc.aio.AioRpcError, match="UNAUTHENTICATED"):
@@ -80,7 +80,7 @@ async def test_streams_without_credentials(tmp_path: Path) -> None:
 
 
 async def test_two_authorization_headers(tmp_path: Path, transports: dict[str, Any]) -> None:
-    async with doors(tmp_path, FRIEND, **transports) as here:
+    async with guarded_server(tmp_path, FRIEND, **transports) as here:
         twice = [("authorization", "Bearer secret-of-friend")] * 2
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await here.infer(pb.ModelInferRequest(model_name="x"), metadata=twice)
@@ -90,7 +90,7 @@ async def test_two_authorization_headers(tmp_path: Path, transports: dict[str, A
 
 
 async def test_the_file_is_read_again(tmp_path: Path, transports: dict[str, Any]) -> None:
-    async with doors(tmp_path, FRIEND, **transports) as here:
+    async with guarded_server(tmp_path, FRIEND, **transports) as here:
         headers = {"x-api-key": "new"}
         assert await here.code(headers) is grpc.StatusCode.UNAUTHENTICATED
         write(here.file, client("friend", ["new"], ["infer"]))
@@ -109,7 +109,7 @@ async def test_the_file_is_read_again(tmp_path: Path, transports: dict[str, Any]
 async def test_a_broken_file_leaves_the_old_one_in_force(
     tmp_path: Path, transports: dict[str, Any], caplog: pytest.LogCaptureFixture, text: str, said: str
 ) -> None:
-    async with doors(tmp_path, FRIEND, **transports) as here:
+    async with guarded_server(tmp_path, FRIEND, **transports) as here:
         caplog.set_level("INFO", "triglot")
         write(here.file, text)
         await until(lambda: said in caplog.text)
@@ -120,7 +120,7 @@ async def test_a_broken_file_leaves_the_old_one_in_force(
 
 
 async def test_an_open_stream_ends_with_its_token(tmp_path: Path, transports: dict[str, Any]) -> None:
-    async with doors(tmp_path, FRIEND, **transports) as here:
+    async with guarded_server(tmp_path, FRIEND, **transports) as here:
         stream = here.stream_infer(metadata=list(GOOD[0].items()))
         await stream.write(infer_request())
         assert (await stream.read()).infer_response.model_name == "identity_fp32"
@@ -179,7 +179,7 @@ async def test_without_tokens_in_the_file_these_headers_are_the_models(
     write_model(tmp_path / "models" / "reads", READS)
     request = infer_request()
     request.model_name = "reads"
-    async with doors(tmp_path, anonymous(["infer"]), models=tmp_path / "models", **transports) as here:
+    async with guarded_server(tmp_path, anonymous(["infer"]), models=tmp_path / "models", **transports) as here:
         assert await here.infer(request, metadata=[("authorization", "Bearer of the model"), ("x-api-key", "a")])
         with pytest.raises(grpc.aio.AioRpcError, match="another token"):
             await here.infer(request, metadata=[("authorization", "Bearer wrong")])
@@ -188,7 +188,9 @@ async def test_without_tokens_in_the_file_these_headers_are_the_models(
 
 async def test_clients_of_the_socket(tmp_path: Path, transports: dict[str, Any]) -> None:
     socket = tmp_path / "socket"
-    async with doors(tmp_path, FRIEND, anonymous(["health"]), grpc_socket=str(socket), **transports) as here:
+    async with guarded_server(
+        tmp_path, FRIEND, anonymous(["health"]), grpc_socket=str(socket), **transports
+    ) as here:
         await here.channel.close()
         here.channel = grpc.aio.insecure_channel(f"unix:{socket}")
         here.infer = here.channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
@@ -214,7 +216,7 @@ async def test_tokens_without_tls_that_a_changed_file_brings(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     rules = anonymous(["health", "infer"])
-    async with doors(tmp_path, rules, host="0.0.0.0") as here:
+    async with guarded_server(tmp_path, rules, host="0.0.0.0") as here:
         write(here.file, client("friend", ["secret-of-friend"], ["infer"]))
         await until(lambda: "without TLS to 0.0.0.0" in caplog.text)
         assert "previous one stays in force" in caplog.text
@@ -228,7 +230,7 @@ async def test_the_groups_that_triton_restricts(tmp_path: Path, transports: dict
     }
     config = triglot.Config(**transport_options(grpc_port=0, rest_port=0, **options, **transports))
     async with triglot.Server([DEMO], config) as server, aiohttp.ClientSession() as session:
-        here = Doors(server, tmp_path, session)
+        here = GuardedServer(server, tmp_path, session)
         assert await here.code({"triton-grpc-protocol-infer-key": "two"}) is grpc.StatusCode.OK
         for headers in ({}, {"triton-grpc-protocol-infer-key": "one"}, {"infer-key": "two"}):
             assert await here.code(headers) is grpc.StatusCode.UNAVAILABLE

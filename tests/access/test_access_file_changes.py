@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from access_clients import Doors, doors
+from access_clients import GuardedServer, guarded_server
 from access_files import anonymous, client, write
 from grpc import StatusCode
 
@@ -139,7 +139,9 @@ def test_an_empty_file_is_no_start(tmp_path: Path) -> None:
 async def test_over_the_transports(
     tmp_path: Path, grpc_transport: str, http_transport: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with doors(tmp_path, FILE, grpc_transport=grpc_transport, http_transport=http_transport) as here:
+    async with guarded_server(
+        tmp_path, FILE, grpc_transport=grpc_transport, http_transport=http_transport
+    ) as here:
         emptied(here.file)
         await until(lambda: "was changed in place" in caplog.text)
         assert await codes(here) == [StatusCode.OK, 200]
@@ -148,6 +150,6 @@ async def test_over_the_transports(
         assert await codes(here) == [StatusCode.UNAUTHENTICATED, 401]
 
 
-async def codes(here: Doors) -> list[object]:
+async def codes(here: GuardedServer) -> list[object]:
     headers = {"x-api-key": "a"}
     return [await here.code(headers), (await here.status(headers))[0]]

@@ -1,4 +1,4 @@
-"""No second door: every row, with every kind of credential, over every transport, does what the access file says.
+"""No way around the access file: every row, with every kind of credential, over every transport, obeys it.
 
 What a call has to end with is worked out here, from the file's text alone.
 """
@@ -191,7 +191,7 @@ def outcome_of(status: str, body: bytes) -> str:
     return OUTCOMES.get(status, ALLOWED)
 
 
-class Door(Protocol):
+class Connection(Protocol):
     """A connection of one client by one transport."""
 
     def takes(self, cell: Cell) -> bool:
@@ -201,7 +201,7 @@ class Door(Protocol):
         """How the call has ended."""
 
 
-class Http1Door:
+class Http1Connection:
     """One connection of HTTP/1.1."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
@@ -217,7 +217,7 @@ class Http1Door:
             return outcome_of(str(answer.status), await answer.read())
 
 
-class H2Door:
+class H2Connection:
     """One connection of HTTP/2, for gRPC or for REST."""
 
     def __init__(self, connection: Client, *, is_grpc: bool) -> None:
@@ -260,7 +260,9 @@ class H2Door:
 
 
 @asynccontextmanager
-async def doors(server: triglot.Server, authority: Authority, name: str | None) -> AsyncIterator[dict[str, Door]]:
+async def connections(
+    server: triglot.Server, authority: Authority, name: str | None
+) -> AsyncIterator[dict[str, Connection]]:
     """One connection by each transport of a client whose certificate has this name, or that has none."""
     context, by_h2 = authority.client(), authority.client("h2")
     if name is not None:
@@ -270,12 +272,12 @@ async def doors(server: triglot.Server, authority: Authority, name: str | None) 
     async with AsyncExitStack() as stack:
         session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context, limit=1))
         await stack.enter_async_context(session)
-        found: dict[str, Door] = {"HTTP/1.1": Http1Door(session, f"https://{HOST}:{server.rest_port}")}
+        found: dict[str, Connection] = {"HTTP/1.1": Http1Connection(session, f"https://{HOST}:{server.rest_port}")}
         for kind in ("gRPC", "HTTP/2") if server.config.grpc_transport == "h2" else ("gRPC",):
             connection = Client(*await asyncio.open_connection(HOST, server.grpc_port, ssl=by_h2))
             stack.callback(connection.writer.transport.abort)
             await connection.greet(initial_window_size=2**24)
-            found[kind] = H2Door(connection, is_grpc=kind == "gRPC")
+            found[kind] = H2Connection(connection, is_grpc=kind == "gRPC")
         yield found
 
 
@@ -283,7 +285,10 @@ async def differing(server: triglot.Server, oracle: Oracle, authority: Authority
     """How many cells there were, and those that are not as the file says."""
     count, wrong = 0, list[str]()
     stranger = None if server.config.client_auth == "optional" else "stranger@here"
-    async with doors(server, authority, MACHINE) as machines, doors(server, authority, stranger) as strangers:
+    async with (
+        connections(server, authority, MACHINE) as machines,
+        connections(server, authority, stranger) as strangers,
+    ):
         await until_found(
             lambda: strangers["HTTP/1.1"].outcome(Cell("GET", "/v2", "metadata"), bearer("removed")),
             lambda outcome: outcome == UNAUTHENTICATED,
@@ -292,10 +297,10 @@ async def differing(server: triglot.Server, oracle: Oracle, authority: Authority
         # First, as the others may unload the model.
         for cell, credential in [*((cell, OTHER_MODEL) for cell in cells_of_models(server.config)), *tried]:
             expected = oracle.outcome(cell, credential)
-            for name, door in (machines if credential.certificate else strangers).items():
-                if door.takes(cell):
+            for name, connection in (machines if credential.certificate else strangers).items():
+                if connection.takes(cell):
                     count += 1
-                    got = await door.outcome(cell, bearer(credential.token))
+                    got = await connection.outcome(cell, bearer(credential.token))
                     if got != expected:
                         wrong.append(f"{cell} over {name}, {credential.name}: {got}, expected {expected}")
     return count, wrong

@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 import pytest
-from access_clients import doors
+from access_clients import guarded_server
 from access_files import anonymous, client, write
 from hypothesis import given
 from hypothesis import strategies as st
@@ -553,7 +553,7 @@ async def test_over_every_transport(tmp_path: Path, transports: dict[str, Any]) 
         (ONE.token(exp=1), grpc.StatusCode.UNAUTHENTICATED, 401),
         (OTHER.token(), grpc.StatusCode.UNAUTHENTICATED, 401),
     ]
-    async with doors(tmp_path, issuer("cluster", "jwks.json"), **transports) as here:
+    async with guarded_server(tmp_path, issuer("cluster", "jwks.json"), **transports) as here:
         for token, code, status in expected * 2:
             headers = {"authorization": f"Bearer {token}"}
             assert await here.code(headers) is code

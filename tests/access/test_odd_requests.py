@@ -121,7 +121,7 @@ def over_http2(port: int) -> Answered:
     return answered
 
 
-class Door:
+class Route:
     """One way to the server. `right` is a rightful request there, by `other` where this way is none."""
 
     def __init__(self, name: str, answered: Answered, right: Any, other: Answered | None = None) -> None:
@@ -173,25 +173,25 @@ async def test_none_gets_by(
     async with serving(tmp_path, grpc_transport, http_transport) as here:
         on_rest, on_grpc = over_http1(here.server.rest_port), over_http1(here.server.grpc_port)
         by_h2 = over_http2(here.server.grpc_port)
-        doors = [
-            (Door("HTTP/1.1", on_rest, right_1), over_1),
-            (Door("gRPC", by_h2, right_rpc), rpcs),
+        routes = [
+            (Route("HTTP/1.1", on_rest, right_1), over_1),
+            (Route("gRPC", by_h2, right_rpc), rpcs),
         ]
         if grpc_transport == "h2":
-            doors.append((Door("HTTP/1.1 on gRPC's port", on_grpc, right_1), over_1))
-            doors.append((Door("HTTP/2", by_h2, right_2), rest))
-        found = await asyncio.gather(*(door.wrong(here, requests) for door, requests in doors))
+            routes.append((Route("HTTP/1.1 on gRPC's port", on_grpc, right_1), over_1))
+            routes.append((Route("HTTP/2", by_h2, right_2), rest))
+        found = await asyncio.gather(*(route.wrong(here, requests) for route, requests in routes))
         assert not any(found), "\n".join(text for texts in found for text in texts)
         few = {name: rest[name] for name in ("path: as it is", "unload: as it is", "two lengths")}
-        h2_on_rest = Door("HTTP/2 on REST's port", over_http2(here.server.rest_port), right_1, on_rest)
+        h2_on_rest = Route("HTTP/2 on REST's port", over_http2(here.server.rest_port), right_1, on_rest)
         assert not await h2_on_rest.wrong(here, few)
         if grpc_transport == "aio":
             few = {name: over_1[name] for name in ("path: as it is", "h2c", "h2c, then HTTP/2")}
-            assert not await Door("HTTP/1.1 on gRPC's port", on_grpc, right_rpc, by_h2).wrong(here, few)
-        for door, requests in doors:
+            assert not await Route("HTTP/1.1 on gRPC's port", on_grpc, right_rpc, by_h2).wrong(here, few)
+        for route, requests in routes:
             assert len(requests) >= 200
             # Else these requests would show nothing.
-            assert await door.served(requests) >= 15, door.name
+            assert await route.served(requests) >= 15, route.name
     assert "rejected a malformed HTTP request" in caplog.text
     audited = (tmp_path / "audit.log").read_text()
     assert len([json.loads(line) for line in audited.splitlines()]) > 150

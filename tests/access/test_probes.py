@@ -34,10 +34,10 @@ TABLES = [
     f'[client.search]\ncertificates = ["{SPIFFE}"]\noperations = ["infer"]\n',
     '[client.ops]\ncertificates = ["CN=ops"]\noperations = ["infer"]\n',
 ]
-Door = dict[str, Any]
-H2: Door = {"grpc_transport": "h2", "http_transport": "h1"}
-AIO: Door = {"grpc_transport": "aio", "http_transport": "aiohttp"}
-REST_ALONE: Door = AIO | {"grpc_port": -1}
+Transports = dict[str, Any]
+H2: Transports = {"grpc_transport": "h2", "http_transport": "h1"}
+AIO: Transports = {"grpc_transport": "aio", "http_transport": "aiohttp"}
+REST_ALONE: Transports = AIO | {"grpc_port": -1}
 Issued = tuple[bytes, bytes]
 
 
@@ -130,19 +130,19 @@ def ports(here: triglot.Server) -> list[int]:
     return [port for port in (here.grpc_port, here.rest_port) if port]
 
 
-def rest_ports(here: triglot.Server, door: Door) -> list[int]:
-    return ports(here) if door is H2 else [here.rest_port]
+def rest_ports(here: triglot.Server, transport: Transports) -> list[int]:
+    return ports(here) if transport is H2 else [here.rest_port]
 
 
 @pytest.fixture(params=[H2, REST_ALONE], ids=["h2", "REST alone"])
-def door(request: pytest.FixtureRequest) -> Door:
+def transport(request: pytest.FixtureRequest) -> Transports:
     """Those that can ask for certificates without requiring them."""
     return request.param  # type: ignore[no-any-return]
 
 
-async def test_https_probes_see_health_and_nothing_else(door: Door, authority: Authority) -> None:
-    async with secured(authority, anonymous(["health"]), tls_client_auth="optional", **door) as here:
-        for port in rest_ports(here, door):
+async def test_https_probes_see_health_and_nothing_else(transport: Transports, authority: Authority) -> None:
+    async with secured(authority, anonymous(["health"]), tls_client_auth="optional", **transport) as here:
+        for port in rest_ports(here, transport):
             for path in ("/v2/health/ready", "/v2/health/live", "/v2/models/twice/ready"):
                 assert await http_get(port, path) == 200
             for path in ("/v2", "/v2/models/twice", "/metrics", "/v2/logging", "/v2/models/stats"):
@@ -166,20 +166,20 @@ async def test_plaintext_grpc_probes_need_a_server_without_tls(authority: Author
         assert '"status": "SERVING"' in await grpc_check(here.grpc_port, "-plaintext")
 
 
-async def test_probes_that_the_access_file_does_not_let_in(door: Door, authority: Authority) -> None:
-    async with secured(authority, tls_client_auth="optional", **door) as here:
-        for port in rest_ports(here, door):
+async def test_probes_that_the_access_file_does_not_let_in(transport: Transports, authority: Authority) -> None:
+    async with secured(authority, tls_client_auth="optional", **transport) as here:
+        for port in rest_ports(here, transport):
             assert await http_get(port) == 401
         if here.grpc_port:
             assert "Code: Unauthenticated" in await grpc_check(here.grpc_port, "-insecure")
 
 
 @pytest.mark.parametrize("options", [{}, {"tls_client_auth": "required"}], ids=["by default", "required"])
-@pytest.mark.parametrize("door", [H2, AIO], ids=["h2", "aio"])
+@pytest.mark.parametrize("transport", [H2, AIO], ids=["h2", "aio"])
 async def test_where_a_certificate_is_required_probes_get_no_answer(
-    door: Door, options: dict[str, str], authority: Authority
+    transport: Transports, options: dict[str, str], authority: Authority
 ) -> None:
-    async with secured(authority, anonymous(["health"]), **options, **door) as here:
+    async with secured(authority, anonymous(["health"]), **options, **transport) as here:
         for port in ports(here):
             assert await http_get(port) == 0
         assert "SERVING" not in await grpc_check(here.grpc_port, "-insecure")
@@ -221,12 +221,12 @@ async def grpc_infer(authority: Authority, port: int, issued: Issued | None) -> 
 
 
 @pytest.mark.parametrize(
-    ("door", "auth"),
+    ("transport", "auth"),
     [(H2, "optional"), (REST_ALONE, "optional"), (H2, "required"), (AIO, "required")],
     ids=["h2, optional", "REST alone, optional", "h2, required", "aio, required"],
 )
 async def test_who_has_a_certificate(
-    door: Door, auth: str, authority: Authority, tmp_path_factory: pytest.TempPathFactory
+    transport: Transports, auth: str, authority: Authority, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     stranger = Authority(tmp_path_factory.mktemp("stranger"))
     uri = x509.UniformResourceIdentifier
@@ -243,9 +243,9 @@ async def test_who_has_a_certificate(
         (stranger.issue(uri(SPIFFE)), gone),
         (None, unauthenticated if auth == "optional" else gone),
     ]
-    async with secured(authority, anonymous(["health"]), tls_client_auth=auth, **door) as here:
+    async with secured(authority, anonymous(["health"]), tls_client_auth=auth, **transport) as here:
         for number, (issued, expected) in enumerate(cases):
-            for port in rest_ports(here, door):
+            for port in rest_ports(here, transport):
                 assert await rest_infer(authority, port, issued) == expected[0], (number, port)
             if here.grpc_port:
                 assert await grpc_infer(authority, here.grpc_port, issued) is expected[1], number

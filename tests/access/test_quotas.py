@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from access_clients import Doors, doors, infer_request
+from access_clients import GuardedServer, guarded_server, infer_request
 from access_files import client
 
 from process import SECONDS, write_model
@@ -34,7 +34,7 @@ def pushback_of(error: grpc.aio.AioRpcError) -> str:
 
 
 async def test_requests_a_second(tmp_path: Path, transports: dict[str, Any]) -> None:
-    async with doors(tmp_path, *BOTH, **transports) as here:
+    async with guarded_server(tmp_path, *BOTH, **transports) as here:
         assert await here.error(SLOW) is None
         error = await here.error({"x-api-key": "slow too"})
         assert error is not None
@@ -50,7 +50,7 @@ async def test_requests_a_second(tmp_path: Path, transports: dict[str, Any]) -> 
 
 
 async def test_messages_of_a_stream_are_requests(tmp_path: Path, transports: dict[str, Any]) -> None:
-    async with doors(tmp_path, client("slow", ["slow"], ["infer"], rate=0.02), **transports) as here:
+    async with guarded_server(tmp_path, client("slow", ["slow"], ["infer"], rate=0.02), **transports) as here:
         stream = here.stream_infer(metadata=list(SLOW.items()))
         await stream.write(infer_request())
         answer = await asyncio.wait_for(stream.read(), SECONDS)
@@ -82,7 +82,7 @@ class Waits(triglot.Model):
 async def test_calls_at_a_time(tmp_path: Path, transports: dict[str, Any]) -> None:
     write_model(tmp_path / "models" / "waits", WAITS)
     rules = client("slow", ["slow"], ["infer"], concurrent=2), client("fast", ["fast"], ["infer"])
-    async with doors(tmp_path, *rules, models=tmp_path / "models", **transports) as here:
+    async with guarded_server(tmp_path, *rules, models=tmp_path / "models", **transports) as here:
         request = infer_request()
         request.model_name = "waits"
         metadata = list(SLOW.items())
@@ -105,7 +105,7 @@ async def test_calls_at_a_time(tmp_path: Path, transports: dict[str, Any]) -> No
         await until_free(here)
 
 
-async def until_free(here: Doors) -> None:
+async def until_free(here: GuardedServer) -> None:
     """Until the calls that were open have ended for the server, too; nothing of them stays counted."""
     error = await here.error(SLOW)
     while error is not None:

@@ -20,7 +20,7 @@ from typing import Any
 
 import grpc.aio
 import pytest
-from access_clients import Doors, doors
+from access_clients import GuardedServer, guarded_server
 from access_files import anonymous, client
 from h2_peers import Client, request_fields
 from yarl import URL
@@ -439,7 +439,7 @@ def test_what_strangers_can_fill_takes_16_mib() -> None:
     assert sum(cache.most for cache in CACHES.values() if cache.strangers) <= ALL_STRANGERS
 
 
-# --- through the doors ---
+# --- through real ports ---
 
 RULES = (
     anonymous(["health", "infer"], models='["half_*"]'),
@@ -459,7 +459,7 @@ class Sums(triglot.Model):
 CALLS = 60
 
 
-async def over_grpc(here: Doors) -> None:
+async def over_grpc(here: GuardedServer) -> None:
     """Calls of models that the client may not use, that do not exist, and of sequences with long ids."""
     paths = {
         "/inference.GRPCInferenceService/ModelInfer": infer_layout,
@@ -481,12 +481,14 @@ async def over_grpc(here: Doors) -> None:
         await called(here, next(iter(paths)), request.SerializeToString())
 
 
-async def called(here: Doors, path: str, sent: bytes, metadata: list[tuple[str, Any]] | None = None) -> None:
+async def called(
+    here: GuardedServer, path: str, sent: bytes, metadata: list[tuple[str, Any]] | None = None
+) -> None:
     with pytest.raises(grpc.aio.AioRpcError) if "grps" not in path else nullcontext():
         await here.channel.unary_unary(path)(sent, metadata=metadata)
 
 
-async def over_rest(here: Doors) -> None:
+async def over_rest(here: GuardedServer) -> None:
     """Requests that are refused by each check, with long paths, names and headers of their own."""
     for number in range(3 * CALLS):
         name = long_ascii(number, 120)
@@ -501,7 +503,7 @@ async def over_rest(here: Doors) -> None:
                 await answer.read()
 
 
-async def over_http2(here: Doors) -> None:
+async def over_http2(here: GuardedServer) -> None:
     """Fields that clients put in the connection's table, and send again."""
     for number in range(CALLS):
         reader, writer = await asyncio.open_connection("127.0.0.1", here.server.grpc_port)
@@ -524,7 +526,7 @@ async def test_what_strangers_send_is_not_kept(
 ) -> None:
     write_model(tmp_path / "models" / "half_sums", SUM)
     options = {"grpc_transport": grpc_transport, "http_transport": http_transport}
-    async with doors(tmp_path, *RULES, models=tmp_path / "models", **options) as here:
+    async with guarded_server(tmp_path, *RULES, models=tmp_path / "models", **options) as here:
         assert (await here.status({}))[0] == 403
         before = growth()
         await over_grpc(here)

@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 import grpc.aio
 import pytest
-from access_clients import DEMO, doors, infer_request
+from access_clients import DEMO, guarded_server, infer_request
 from access_files import client, write
 from h2_peers import Client
 from strangers import MIB, MODEL_INFER, Stranger, over_grpc, over_http1, over_rest_of_http2
@@ -102,7 +102,7 @@ async def _meet(pid: int, way: Way, port: int, grpc_port: int) -> None:
 
 async def test_the_first_window_of_a_stream_over_http2(tmp_path: Path) -> None:
     """What a client may send before its credentials were looked at."""
-    async with doors(tmp_path, client("friend", ["secret"], ["infer"]), grpc_transport="h2") as here:
+    async with guarded_server(tmp_path, client("friend", ["secret"], ["infer"]), grpc_transport="h2") as here:
         peer = Client(*await asyncio.open_connection("127.0.0.1", here.server.grpc_port))
         await peer.greet()
         settings = (await peer.next(frames.SETTINGS)).payload
@@ -112,7 +112,7 @@ async def test_the_first_window_of_a_stream_over_http2(tmp_path: Path) -> None:
 
 async def test_large_bodies_of_friends(tmp_path: Path) -> None:
     numbers, key = 2**19, ("x-api-key", "secret")
-    async with doors(tmp_path, client("friend", ["secret"], ["infer"]), grpc_transport="h2") as here:
+    async with guarded_server(tmp_path, client("friend", ["secret"], ["infer"]), grpc_transport="h2") as here:
         request = infer_request()
         request.inputs[0].shape[:] = [1, numbers]
         request.raw_input_contents[0] = bytes(4 * numbers)

@@ -23,7 +23,7 @@ ANY_PORTS = {"TRIGLOT_HOST": "127.0.0.1", "TRIGLOT_REST_PORT": "0", "TRIGLOT_GRP
 
 
 class Served:
-    """The server and a client for each door."""
+    """The server and a client for each protocol."""
 
     def __init__(self, server: triglot.Server, channel: grpc.aio.Channel, session: aiohttp.ClientSession) -> None:
         self.server = server

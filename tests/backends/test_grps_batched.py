@@ -62,7 +62,7 @@ async def test_a_dag_of_one_model_and_the_model_itself(tmp_path: Path, model: st
         assert await told(server, *"abc", model=model) == ["a@3", "b@3", "c@3"]
 
 
-async def test_every_door_leads_into_the_same_batch(tmp_path: Path) -> None:
+async def test_every_interface_leads_into_the_same_batch(tmp_path: Path) -> None:
     """A grps call by gRPC and by HTTP, a stream, and a KServe client's arrays."""
     async with served(project(tmp_path, SIZES, 4)) as server:
         tensor = {"name": "str_data", "datatype": "BYTES", "shape": [1], "data": ["d"]}

@@ -58,21 +58,23 @@ def calls() -> int:
     return sum(type(held) is Call for held in gc.get_objects())
 
 
-async def ask(server: Served, door: str, text: str, model: str) -> None:
+async def ask(server: Served, interface: str, text: str, model: str) -> None:
     message = GrpsMessage(str_data=text, model=model)
-    if door == "gRPC":
+    if interface == "gRPC":
         await server.predict(message)
-    elif door == "gRPC stream":
+    elif interface == "gRPC stream":
         await server.stream(message)
     else:
-        query = f"model={model}&streaming={'true' if door == 'HTTP stream' else 'false'}"
+        query = f"model={model}&streaming={'true' if interface == 'HTTP stream' else 'false'}"
         await server.ask("POST", f"{PREDICT}?{query}", {"str_data": text})
 
 
 @pytest.mark.parametrize("text", ["is well", "raises", "reports", "final"])
-@pytest.mark.parametrize("door", ["gRPC", "gRPC stream", "HTTP", "HTTP stream"])
+@pytest.mark.parametrize("interface", ["gRPC", "gRPC stream", "HTTP", "HTTP stream"])
 @pytest.mark.parametrize("model", ["m-1.0.0", "b-1.0.0"])
-async def test_nothing_is_left_to_the_garbage_collector(tmp_path: Path, model: str, door: str, text: str) -> None:
+async def test_nothing_is_left_to_the_garbage_collector(
+    tmp_path: Path, model: str, interface: str, text: str
+) -> None:
     models = [entry("m"), entry("b", batching=batched(4, 1))]
     async with served(write_project(tmp_path, INFERER, models=models)) as server:
         gc.collect()
@@ -80,7 +82,7 @@ async def test_nothing_is_left_to_the_garbage_collector(tmp_path: Path, model: s
         before = calls()
         try:
             for _ in range(3):
-                await ask(server, door, text, model)
+                await ask(server, interface, text, model)
             kept, deadline = own_module().KEPT, time.monotonic() + PATIENCE
             assert len(kept) == 3
             # The instance's thread forgets a call a moment after it has handed over the answer.

@@ -1,4 +1,4 @@
-"""grps projects behind the server's doors: which model answers, which path, and what odd requests are told."""
+"""grps projects behind a server's ports: which model answers, which path, and what odd requests are told."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf import json_format
-from triton_served import Door, in_common, ints, serving, write_model
+from triton_served import GrpcClient, in_common, ints, serving, write_model
 
 from triglot.repository.config.completed import completed
 from waiting import until
@@ -59,8 +59,8 @@ FORMS = {
 class CountedModel:
     """A model under explicit control, and what its instances have done."""
 
-    def __init__(self, door: Door, folder: Path, probe: Any, config: str) -> None:
-        self.door = door
+    def __init__(self, client: GrpcClient, folder: Path, probe: Any, config: str) -> None:
+        self.client = client
         self.folder = folder
         self.probe = probe
         self.config = config
@@ -70,13 +70,13 @@ class CountedModel:
         said = ", ".join(f"{{ {group} }}" for group in groups)
         text = f"{self.config}{more}instance_group [ {said} ]\n"
         await asyncio.to_thread((self.folder / "config.pbtxt").write_text, text)
-        await self.door.server.manager.load_model("counted")
+        await self.client.server.manager.load_model("counted")
 
     async def counts(self) -> tuple[int, int]:
         """How often `initialize` and `finalize` have been called, after a request that is answered."""
         shape = ints(1, 2)[None] if "max_batch_size" in self.config else ints(1, 2)
         if "decoupled" not in self.config:
-            assert (await self.door.infer("counted", {"X": shape})).outputs["Y"].flatten().tolist() == [2, 3]
+            assert (await self.client.infer("counted", {"X": shape})).outputs["Y"].flatten().tolist() == [2, 3]
         return self.calls("initialize"), self.calls("finalize")
 
     def calls(self, name: str) -> int:
@@ -98,8 +98,8 @@ async def counted_model(
     probe = in_common(monkeypatch)
     probe.initializing = probe.executing = lambda: None
     model = write_model(folder, "counted", code, config)
-    async with serving(folder, model_control_mode="explicit", **options) as door:
-        yield CountedModel(door, model, probe, config)
+    async with serving(folder, model_control_mode="explicit", **options) as client:
+        yield CountedModel(client, model, probe, config)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -114,7 +114,7 @@ async def test_instances_come_and_go(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         await counted.load("count: 3 kind: KIND_CPU")
         assert await counted.counts() == (5, 2)
         assert len(set(counted.there())) == 3
-        counted.door.server.manager.unload_model("counted")
+        counted.client.server.manager.unload_model("counted")
         await until(lambda: counted.calls("finalize") == 5)
     assert counted.there() == []
 
@@ -135,7 +135,7 @@ async def test_a_configuration_that_is_sent_back(
 ) -> None:
     async with counted_model(monkeypatch, tmp_path, *FORMS[form]) as counted:
         await counted.load("count: 1 kind: KIND_CPU")
-        manager = counted.door.server.manager
+        manager = counted.client.server.manager
         message = completed(manager.loaded(manager.registry.servable("counted")))
         for count in (2, 3, 1):
             message.instance_group[0].count = count
@@ -177,9 +177,9 @@ async def test_an_instance_comes_while_the_others_run(monkeypatch: pytest.Monkey
     async with counted_model(monkeypatch, tmp_path, COUNTED, CONFIG) as counted:
         await counted.load("count: 1 kind: KIND_CPU")
         counted.probe.executing = lambda: (counted.probe.begun.set(), counted.probe.returned.wait(30))
-        first = asyncio.create_task(counted.door.infer("counted", {"X": ints(1)}))
+        first = asyncio.create_task(counted.client.infer("counted", {"X": ints(1)}))
         assert await asyncio.to_thread(counted.probe.begun.wait, 30)
-        second = asyncio.create_task(counted.door.infer("counted", {"X": ints(2)}))
+        second = asyncio.create_task(counted.client.infer("counted", {"X": ints(2)}))
         counted.probe.executing = lambda: None
         await counted.load("count: 2 kind: KIND_CPU")
         await second  # It waited for the first one's instance, and has another now.
@@ -274,7 +274,7 @@ SUMMING = (
 async def test_sequences_go_on_where_they_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     async def send(sequence_id: int, value: int, *, start: bool = False, end: bool = False) -> int:
         said = {"sequence_id": sequence_id, "sequence_start": start, "sequence_end": end}
-        reply = await counted.door.infer("counted", {"X": ints(value)[None]}, parameters=said)
+        reply = await counted.client.infer("counted", {"X": ints(value)[None]}, parameters=said)
         return int(reply.outputs["Y"].item())
 
     async with counted_model(monkeypatch, tmp_path, SUMMING, SEQUENCES) as counted:
@@ -298,7 +298,7 @@ async def test_sequences_go_on_where_they_are(monkeypatch: pytest.MonkeyPatch, t
         assert (counted.calls("initialize"), counted.calls("finalize")) == (4, 2)
         await counted.load("count: 1 kind: KIND_CPU")
         # Unloaded while an instance is to go when its sequence is over.
-        counted.door.server.manager.unload_model("counted")
+        counted.client.server.manager.unload_model("counted")
         assert [await send(4, 1, end=True), await send(5, 1, end=True)] == [6, 7]
         await until(lambda: counted.calls("finalize") == 4)
 
@@ -333,19 +333,19 @@ async def test_models_of_our_own(tmp_path: Path, execution: str) -> None:
         if execution == "process":
             text += 'parameters { key: "execution" value { string_value: "process" } }\n'
         await asyncio.to_thread((repository / "plain" / "config.pbtxt").write_text, text)
-        await door.server.manager.load_model("plain")
+        await client.server.manager.load_model("plain")
 
     def loaded() -> int:
         return len(list(tmp_path.glob("loaded.*")))
 
-    async with serving(repository, model_control_mode="explicit") as door:
+    async with serving(repository, model_control_mode="explicit") as client:
         await load(2)
         before = loaded()
         assert before == (2 if execution == "process" else 1)
         await load(3)
         assert loaded() == (3 if execution == "process" else 1)
         await load(1)
-        answers = await asyncio.gather(*[door.infer("plain", {"X": ints(1)}) for _ in range(20)])
+        answers = await asyncio.gather(*[client.infer("plain", {"X": ints(1)}) for _ in range(20)])
         assert len({tuple(answer.outputs["Y"].tolist()) for answer in answers}) == 1
         assert (answers[0].outputs["Y"][0] == os.getpid()) == (execution == "thread")
         await load(2)
@@ -356,12 +356,12 @@ async def test_unloading_while_an_instance_is_to_go(monkeypatch: pytest.MonkeyPa
     async with counted_model(monkeypatch, tmp_path, COUNTED, CONFIG) as counted:
         await counted.load("count: 1 kind: KIND_CPU")
         counted.probe.executing = lambda: (counted.probe.begun.set(), counted.probe.returned.wait(30))
-        running = asyncio.create_task(counted.door.infer("counted", {"X": ints(1)}))
+        running = asyncio.create_task(counted.client.infer("counted", {"X": ints(1)}))
         assert await asyncio.to_thread(counted.probe.begun.wait, 30)
         await counted.load("count: 2 kind: KIND_CPU")
         leaving = asyncio.create_task(counted.load("count: 1 kind: KIND_GPU gpus: [ 0 ]"))
         await until(lambda: counted.calls("initialize") == 3)
-        counted.door.server.manager.unload_model("counted")
+        counted.client.server.manager.unload_model("counted")
         counted.probe.returned.set()
         await running
         with pytest.raises(Exception, match="was unloaded"):

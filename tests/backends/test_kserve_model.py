@@ -1,4 +1,4 @@
-"""KServe's models, as its users write them, through a server's doors."""
+"""KServe's models, as its users write them, through a server's ports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import aiohttp
 import grpc
 import numpy as np
 import pytest
-from triton_served import Door, serving, text
+from triton_served import GrpcClient, serving, text
 
 from triglot.repository.scan.source import NamedPath
 
@@ -104,18 +104,18 @@ X = np.array([[1.0, 2.0]], np.float32)
 
 
 async def test_two_outputs_of_one_name_are_an_error(tmp_path: Path) -> None:
-    async with serving(write(tmp_path)) as door:
-        code, details = await door.failure("mine", {"x": X}, parameters={"twice": True})
+    async with serving(write(tmp_path)) as client:
+        code, details = await client.failure("mine", {"x": X}, parameters={"twice": True})
         assert code is grpc.StatusCode.INTERNAL
         assert "output 'said': expected one tensor in the model's response, got 2" in details
-        assert (await door.infer("mine", {"x": X})).outputs["y"].shape == X.shape
+        assert (await client.infer("mine", {"x": X})).outputs["y"].shape == X.shape
 
 
-async def post(door: Door, path: str, body: Any) -> tuple[int, Any]:
+async def post(client: GrpcClient, path: str, body: Any) -> tuple[int, Any]:
     async with (
         aiohttp.ClientSession() as session,
         session.post(
-            f"http://127.0.0.1:{door.server.rest_port}{path}", json=body, headers={"From": "me"}
+            f"http://127.0.0.1:{client.server.rest_port}{path}", json=body, headers={"From": "me"}
         ) as answer,
     ):
         return answer.status, json.loads(await answer.text())
@@ -123,25 +123,25 @@ async def post(door: Door, path: str, body: Any) -> tuple[int, Any]:
 
 @pytest.mark.parametrize("binary", [False, True])
 async def test_a_model_of_the_v2_protocol(tmp_path: Path, binary: bool) -> None:
-    async with serving(write(tmp_path)) as door:
+    async with serving(write(tmp_path)) as client:
         parameters = {"mine": 3, "binary": binary}
         tags = {"x": {"tag": "blue"}}
-        answer = await door.infer(
+        answer = await client.infer(
             "mine", {"x": X, "names": text("é")}, id="seven", parameters=parameters, input_parameters=tags
         )
         assert (answer.outputs["y"] == X * 2).all()
         assert answer.outputs["said"].item() == "seven mine None 3 blueé".encode()
         assert answer.parameters == {"took": 0.5}
         body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [[1, 2]]}], "id": "a"}
-        status, told = await post(door, "/v2/models/mine/infer", body)
+        status, told = await post(client, "/v2/models/mine/infer", body)
         assert (status, told["outputs"][0]["data"]) == (200, [2, 4])
         assert told["outputs"][1]["data"] == ["a mine me None None"]
 
 
 async def test_a_name_of_ones_own(tmp_path: Path) -> None:
     """As with --model-name: the class is constructed with it."""
-    async with serving(NamedPath("sample", write(tmp_path))) as door:
-        answer = await door.infer("sample", {"x": X, "names": text("")})
+    async with serving(NamedPath("sample", write(tmp_path))) as client:
+        answer = await client.infer("sample", {"x": X, "names": text("")})
         assert answer.outputs["said"].item() == b"None sample None None None"
 
 
@@ -155,29 +155,29 @@ async def test_types_that_it_declares(tmp_path: Path) -> None:
         return [y, {"name": "said", "datatype": "BYTES", "shape": [1]}]
 
     def load(self):"""
-    async with serving(write(tmp_path, V2.replace("\n    def load(self):", types))) as door:
-        assert ((await door.infer("mine", {"x": X})).outputs["y"] == X * 2).all()
-        code, error = await door.failure("mine", {"x": X[0]})
+    async with serving(write(tmp_path, V2.replace("\n    def load(self):", types))) as client:
+        assert ((await client.infer("mine", {"x": X})).outputs["y"] == X * 2).all()
+        code, error = await client.failure("mine", {"x": X[0]})
         assert code is grpc.StatusCode.INVALID_ARGUMENT
         assert "x" in error
 
 
 async def test_errors_and_calls_at_the_same_time(tmp_path: Path) -> None:
-    async with serving(write(tmp_path)) as door:
-        assert await door.failure("mine", {"x": -X}) == (grpc.StatusCode.INVALID_ARGUMENT, "x is below zero")
-        code, error = await door.failure("mine", {"x": np.array([13.0], np.float32)})
+    async with serving(write(tmp_path)) as client:
+        assert await client.failure("mine", {"x": -X}) == (grpc.StatusCode.INVALID_ARGUMENT, "x is below zero")
+        code, error = await client.failure("mine", {"x": np.array([13.0], np.float32)})
         assert code is grpc.StatusCode.INTERNAL
         assert "thirteen" not in error
         seven = np.array([7.0], np.float32)
-        answers = await asyncio.gather(*(door.infer("mine", {"x": seven}) for _ in range(3)))
+        answers = await asyncio.gather(*(client.infer("mine", {"x": seven}) for _ in range(3)))
         assert [answer.outputs["y"].tolist() for answer in answers] == [[14.0]] * 3
 
 
 async def test_a_model_of_the_v1_protocol(tmp_path: Path) -> None:
-    async with serving(write(tmp_path, V1)) as door:
-        told = await post(door, "/v1/models/mine:predict", {"instances": [[1, 2], [3, 4]]})
+    async with serving(write(tmp_path, V1)) as client:
+        told = await post(client, "/v1/models/mine:predict", {"instances": [[1, 2], [3, 4]]})
         assert told == (200, {"predictions": [[2.0, 4.0], [6.0, 8.0]]})
-        status, told_of = await post(door, "/v1/models/mine:predict", {"instances": [[]]})
+        status, told_of = await post(client, "/v1/models/mine:predict", {"instances": [[]]})
         assert status == 500
         assert "expected a dict with 'predictions'" in str(told_of)
 

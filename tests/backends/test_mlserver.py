@@ -1,4 +1,4 @@
-"""MLServer's models, as its users write them, through a server's doors."""
+"""MLServer's models, as its users write them, through a server's ports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import aiohttp
 import grpc
 import numpy as np
 import pytest
-from triton_served import Door, reply, request, serving, text
+from triton_served import GrpcClient, reply, request, serving, text
 
 from triglot.repository.scan.source import NamedPath
 
@@ -107,14 +107,14 @@ X = np.array([[1.0, 2.0]], np.float32)
 
 
 async def test_two_outputs_of_one_name_are_an_error(tmp_path: Path) -> None:
-    async with serving(write(tmp_path)) as door:
-        code, details = await door.failure("mine", {"x": X}, parameters={"twice": True})
+    async with serving(write(tmp_path)) as client:
+        code, details = await client.failure("mine", {"x": X}, parameters={"twice": True})
         assert code is grpc.StatusCode.INTERNAL
         assert "output 'said': expected one tensor in the model's response, got 2" in details
 
 
-async def said(door: Door, **more: Any) -> dict[str, Any]:
-    answer = await door.infer("mine", {"x": X, "names": text("é")}, **more)
+async def said(client: GrpcClient, **more: Any) -> dict[str, Any]:
+    answer = await client.infer("mine", {"x": X, "names": text("é")}, **more)
     assert (answer.outputs["y"] == X * 2).all()
     assert answer.parameters == {"took": 0.5}
     told: dict[str, Any] = json.loads(answer.outputs["said"].item())
@@ -123,8 +123,8 @@ async def said(door: Door, **more: Any) -> dict[str, Any]:
 
 async def test_a_class_in_a_model_py(tmp_path: Path) -> None:
     path = write(tmp_path)
-    async with serving(path) as door:
-        told = await said(door, id="seven", parameters={"mine": 3})
+    async with serving(path) as client:
+        told = await said(client, id="seven", parameters={"mine": 3})
         assert told == {
             "id": "seven",
             "name": "mine",
@@ -136,9 +136,9 @@ async def test_a_class_in_a_model_py(tmp_path: Path) -> None:
             "header": None,
             "names": ["é"],
         }
-        assert (await said(door, input_parameters={"x": {"tag": "blue"}}))["tag"] == "blue"
+        assert (await said(client, input_parameters={"x": {"tag": "blue"}}))["tag"] == "blue"
         of_x = {"x": {"content_type": 5}}
-        code, told_wrong = await door.failure("mine", {"x": X, "names": text("é")}, input_parameters=of_x)
+        code, told_wrong = await client.failure("mine", {"x": X, "names": text("é")}, input_parameters=of_x)
         assert (code, "content_type" in told_wrong) == (grpc.StatusCode.INVALID_ARGUMENT, True)
         assert not (path / "3" / "unloaded").exists()
     assert (path / "3" / "unloaded").exists()
@@ -147,8 +147,8 @@ async def test_a_class_in_a_model_py(tmp_path: Path) -> None:
 async def test_a_name_of_ones_own(tmp_path: Path) -> None:
     """As with --model-name: it is in the settings."""
     path = write(tmp_path).rename(tmp_path / "export")
-    async with serving(NamedPath("mine", path)) as door:
-        assert (await said(door))["name"] == "mine"
+    async with serving(NamedPath("mine", path)) as client:
+        assert (await said(client))["name"] == "mine"
 
 
 SETTINGS = {
@@ -169,16 +169,16 @@ SETTINGS = {
 @pytest.mark.parametrize("name", ["model.py", "runtime.py"])
 async def test_its_settings(tmp_path: Path, name: str) -> None:
     path = write(tmp_path, name=name, settings=SETTINGS)
-    async with serving(path) as door:
-        told = await said(door)
+    async with serving(path) as client:
+        told = await said(client)
         expected = {"name": "theirs", "version": "v7", "extra": {"a": 1}, "names": ["é"]}
         assert {key: told[key] for key in expected} == expected
         assert os.path.samefile(told["uri"], path / "3")  # noqa: ASYNC240, PTH121 - once.
-        code, error = await door.failure("mine", {"x": X[0], "names": text("a")})
+        code, error = await client.failure("mine", {"x": X[0], "names": text("a")})
         assert code is grpc.StatusCode.INVALID_ARGUMENT
         assert "x" in error
         async with aiohttp.ClientSession() as session:
-            url = f"http://127.0.0.1:{door.server.rest_port}/v2/models/mine"
+            url = f"http://127.0.0.1:{client.server.rest_port}/v2/models/mine"
             async with session.get(url) as response:
                 metadata = await response.json()
             assert metadata["inputs"][0] == {"name": "x", "datatype": "FP32", "shape": [-1, 2]}
@@ -196,20 +196,20 @@ async def test_its_settings(tmp_path: Path, name: str) -> None:
 
 
 async def test_errors_and_calls_at_the_same_time(tmp_path: Path) -> None:
-    async with serving(write(tmp_path)) as door:
-        assert await door.failure("mine", {"x": -X}) == (grpc.StatusCode.INVALID_ARGUMENT, "x is below zero")
-        code, error = await door.failure("mine", {"x": np.array([13.0], np.float32)})
+    async with serving(write(tmp_path)) as client:
+        assert await client.failure("mine", {"x": -X}) == (grpc.StatusCode.INVALID_ARGUMENT, "x is below zero")
+        code, error = await client.failure("mine", {"x": np.array([13.0], np.float32)})
         assert code is grpc.StatusCode.INTERNAL
         assert "thirteen" not in error
         seven = np.array([7.0], np.float32)
-        answers = await asyncio.gather(*(door.infer("mine", {"x": seven}) for _ in range(3)))
+        answers = await asyncio.gather(*(client.infer("mine", {"x": seven}) for _ in range(3)))
         assert [answer.outputs["y"].tolist() for answer in answers] == [[[14.0]]] * 3
 
 
 async def test_a_stream(tmp_path: Path) -> None:
-    async with serving(write(tmp_path, STREAM)) as door:
+    async with serving(write(tmp_path, STREAM)) as client:
         asked = request("mine", {"count": np.array([4])})
-        messages = [message async for message in door.stream([asked])]
+        messages = [message async for message in client.stream([asked])]
         assert [reply(one.infer_response).outputs["n"].tolist() for one in messages] == [[[n]] for n in range(4)]
 
 

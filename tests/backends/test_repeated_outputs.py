@@ -55,14 +55,14 @@ async def test_a_response_with_two_tensors_of_one_name_is_an_error(
     once = list(dict.fromkeys(names))
     write_model(tmp_path, "m", HEAD.replace("{NAMES}", str([once, names])) + execute, config)
     rows = (lambda value: ints(value)[None]) if "max_batch_size" in config else ints
-    async with serving(tmp_path) as door:
+    async with serving(tmp_path) as client:
         requests = [request("m", {"X": rows(value)}, id=str(value)) for value in (0, 1, 0)]
-        found = [(one.infer_response.id, one.error_message) async for one in door.stream(requests)]
+        found = [(one.infer_response.id, one.error_message) async for one in client.stream(requests)]
         times = names.count(twice)
         wrong = f"output '{twice}': expected one tensor in the model's response, got {times}"
         assert sorted(found) == [("0", ""), ("0", ""), ("1", wrong)]
         if config not in (DECOUPLED, DECOUPLED + PROCESS):
-            code, text = await door.failure("m", {"X": rows(1)})
+            code, text = await client.failure("m", {"X": rows(1)})
             assert code is grpc.StatusCode.INTERNAL
             assert wrong in text
 
@@ -75,5 +75,5 @@ class TritonPythonModel:
         pb_utils.InferenceRequest(model_name="m", requested_output_names=["Y"], inputs=[x, x]).exec()
 """
     write_model(tmp_path, "m", code, X_TO_Y)
-    async with serving(tmp_path) as door:
-        assert "input 'X' already exists in request" in (await door.failure("m", {"X": ints(1)}))[1]
+    async with serving(tmp_path) as client:
+        assert "input 'X' already exists in request" in (await client.failure("m", {"X": ints(1)}))[1]

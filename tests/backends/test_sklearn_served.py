@@ -38,7 +38,7 @@ FRAME = pd.DataFrame({"age": X[:, 0], "city": np.array(["Bonn", "Köln"], object
 
 @dataclass
 class Served:
-    """The server's two doors, and the models as they were trained."""
+    """The server's two ports, and the models as they were trained."""
 
     rest: Rest
     channel: grpc.Channel

@@ -315,11 +315,11 @@ async def test_its_process_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "1").mkdir()
     (tmp_path / "config.pbtxt").write_text(IN_A_PROCESS)
     script(tmp_path / "1" / "model.pt", FRAGILE, count=torch.zeros(1))
-    async with serving(tmp_path) as door:
+    async with serving(tmp_path) as client:
         for _ in range(2):
-            counts = [(await door.infer(tmp_path.name, {"x": A})).outputs["OUTPUT__0"].item() for _ in range(2)]
+            counts = [(await client.infer(tmp_path.name, {"x": A})).outputs["OUTPUT__0"].item() for _ in range(2)]
             assert counts == [1, 2]
-            code, text = await door.failure(tmp_path.name, {"x": fp32(9)})
+            code, text = await client.failure(tmp_path.name, {"x": fp32(9)})
             assert code.name == "INTERNAL"
             assert text.startswith(f"PyTorch execute failure: {LOSS}; ")
 
@@ -331,8 +331,8 @@ async def test_result_has_its_own_shape_whatever_is_configured(tmp_path: Path) -
     tensors = f"input {tensor % ('INPUT__0', '-1')} output {tensor % ('OUTPUT__0', '7')}"
     (tmp_path / "config.pbtxt").write_text(f'platform: "pytorch_libtorch" {tensors}')
     script(tmp_path / "1" / "model.pt", forward("x: Tensor", "return x.reshape(-1, 1)"))
-    async with serving(tmp_path) as door:
-        outputs = (await door.infer(tmp_path.name, {"INPUT__0": fp32(1, 2)})).outputs
+    async with serving(tmp_path) as client:
+        outputs = (await client.infer(tmp_path.name, {"INPUT__0": fp32(1, 2)})).outputs
     np.testing.assert_array_equal(outputs["OUTPUT__0"], fp32(1, 2).reshape(2, 1))
 
 

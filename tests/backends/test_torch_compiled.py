@@ -128,10 +128,10 @@ async def test_behind_a_server_as_triton_configures_it(package: Path, tmp_path: 
     (tmp_path / "sums" / "1").mkdir(parents=True)
     shutil.copy(package, tmp_path / "sums" / "1" / "model.pt2")
     (tmp_path / "sums" / "config.pbtxt").write_text(CONFIG)
-    async with serving(tmp_path / "sums") as door:
+    async with serving(tmp_path / "sums") as client:
         rows = np.arange(6, dtype="f4").reshape(3, 2)
-        reply = await door.infer("sums", {"A": rows, "B": rows})
+        reply = await client.infer("sums", {"A": rows, "B": rows})
         assert lists(reply.outputs) == {"total": (2 * rows).tolist(), "less": np.zeros((3, 2)).tolist()}
-        code, text = await door.failure("sums", {"A": rows, "B": rows[:, :1]})
+        code, text = await client.failure("sums", {"A": rows, "B": rows[:, :1]})
         assert (code.name, "unexpected shape for input 'B'" in text) == ("INVALID_ARGUMENT", True)
-        assert door.server.dataplane.metadata(EVERYTHING, "sums").platform == "torch_aoti"
+        assert client.server.dataplane.metadata(EVERYTHING, "sums").platform == "torch_aoti"

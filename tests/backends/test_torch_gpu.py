@@ -43,7 +43,7 @@ from torch_files import (
     refused,
     skip_unless_exported,
 )
-from triton_served import Door, serving
+from triton_served import GrpcClient, serving
 
 from triglot.backends.torch.tensors import tensor_of
 
@@ -112,8 +112,8 @@ def folder(place: Path, name: str, text: str = "") -> Path:
     return version
 
 
-async def unload(door: Door, name: str) -> None:
-    url = f"http://127.0.0.1:{door.server.rest_port}/v2/repository/models/{name}/unload"
+async def unload(client: GrpcClient, name: str) -> None:
+    url = f"http://127.0.0.1:{client.server.rest_port}/v2/repository/models/{name}/unload"
     async with aiohttp.ClientSession() as session, session.post(url, json={}) as response:
         assert response.status == 200, await response.text()
 
@@ -139,10 +139,10 @@ def test_every_datatype(tmp_path: Path, datatype: str, kind: str) -> None:
 
 async def test_datatypes_of_the_protocol(tmp_path: Path) -> None:
     script(folder(tmp_path, "same") / "model.pt", IDENTITY)
-    async with serving(tmp_path) as door:
+    async with serving(tmp_path) as client:
         for datatype, array in SAMPLES.items():
             if not datatype.startswith("COMPLEX"):
-                (answer,) = (await door.infer("same", {"x": array})).outputs.values()
+                (answer,) = (await client.infer("same", {"x": array})).outputs.values()
                 assert (answer.dtype, answer.tobytes()) == (array.dtype, array.tobytes())
 
 
@@ -253,8 +253,8 @@ async def test_many_calls_at_a_time(tmp_path: Path, group: str, more: str) -> No
     script(file, PRODUCT, weight=weight)
     random = np.random.default_rng(1)
     asked = [random.random((1 + number % 4, 4), dtype="f4") for number in range(CALLS)]
-    async with serving(tmp_path / "product") as door:
-        replies = await asyncio.gather(*(door.infer("product", {"x": rows}, 60) for rows in asked))
+    async with serving(tmp_path / "product") as client:
+        replies = await asyncio.gather(*(client.infer("product", {"x": rows}, 60) for rows in asked))
     for rows, reply in zip(asked, replies, strict=True):
         assert_allclose(reply.outputs["y"], rows @ weight.numpy(), rtol=1e-5)
         assert reply.outputs["on_gpu"].tolist() == [[True]] * len(rows)
@@ -268,15 +268,15 @@ async def test_a_call_that_takes_too_much_memory(tmp_path: Path, kind: str, retu
         file = folder(tmp_path, "outer") / "model.pt2"
         outer = Program(lambda _, x: ((x.reshape(-1, 1) * x.reshape(1, -1)).sum().reshape(1), x.clone()))
         export(file, outer, torch.ones(8), dims=({0: ROWS},))
-    async with serving(tmp_path, model_control_mode="explicit", load_model="*") as door:
+    async with serving(tmp_path, model_control_mode="explicit", load_model="*") as client:
         for _ in range(2):
-            code, text = await door.failure("outer", {"x": np.ones(TOO_MANY, "f4")}, timeout=60)
+            code, text = await client.failure("outer", {"x": np.ones(TOO_MANY, "f4")}, timeout=60)
             assert code is grpc.StatusCode.INTERNAL
             assert text.startswith("PyTorch execute failure: CUDA out of memory. Tried to allocate 1024.00 GiB.")
-            answer = (await door.infer("outer", {"x": np.full(3, 2, "f4")}, 60)).outputs
+            answer = (await client.infer("outer", {"x": np.full(3, 2, "f4")}, 60)).outputs
             assert answer["OUTPUT__0"].tolist() == [36]
             assert answer["OUTPUT__1"].all()
-        await unload(door, "outer")
+        await unload(client, "outer")
         await until(returned, "memory is not given back", lambda: str(used()))
 
 
@@ -291,11 +291,11 @@ async def test_unloading_frees_the_memory(tmp_path: Path, kind: str, returned: C
         program = Program(lambda self, x: (x + self.count + self.offset)[:1])
         program.count, program.offset = weight, weight
         export(folder(tmp_path, "big") / "model.pt2", program, torch.ones(1))
-    async with serving(tmp_path, model_control_mode="explicit", load_model="*") as door:
+    async with serving(tmp_path, model_control_mode="explicit", load_model="*") as client:
         for _ in range(2):
-            assert (await door.infer("big", {"x": fp32(1)}, 60)).outputs["OUTPUT__0"].tolist() == [3]
+            assert (await client.infer("big", {"x": fp32(1)}, 60)).outputs["OUTPUT__0"].tolist() == [3]
         assert used()[0] >= WEIGHTS
-        await unload(door, "big")
+        await unload(client, "big")
         await until(returned, "memory is not given back", lambda: str(used()))
 
 
@@ -304,11 +304,11 @@ async def test_two_models_that_add_on_two_kinds_of_devices(tmp_path: Path) -> No
         text = f'platform: "pytorch_libtorch"\ninstance_group {{ kind: {kind} }}\n'
         script(folder(tmp_path, name, text) / "model.pt", SUM)
     big = np.float32(2**24)
-    async with serving(tmp_path) as door:
+    async with serving(tmp_path) as client:
         for name in ("cpu", "gpu"):
-            answer = await door.infer(name, {"a": np.array([big, 1]), "b": np.array([1, 2], "f4")})
+            answer = await client.infer(name, {"a": np.array([big, 1]), "b": np.array([1, 2], "f4")})
             assert answer.outputs["OUTPUT__0"].tolist() == [big, 3]
-            code, text = await door.failure(name, {"a": fp32(1, 2), "b": fp32(1, 2, 3)})
+            code, text = await client.failure(name, {"a": fp32(1, 2), "b": fp32(1, 2, 3)})
             assert code is grpc.StatusCode.INTERNAL
             assert text.startswith("PyTorch execute failure: The size of tensor a (2) must match the size of ")
 
@@ -334,12 +334,12 @@ def write_table(place: Path, name: str, more: str = "") -> None:
 async def test_an_index_that_there_is_not_costs_one_process(tmp_path: Path) -> None:
     write_table(tmp_path, "table", 'parameters { key: "execution" value { string_value: "process" } }')
     write_table(tmp_path, "other")
-    async with serving(tmp_path) as door:
+    async with serving(tmp_path) as client:
         for _ in range(2):
             for name in ("table", "other"):
-                reply = await door.infer(name, {"x": np.array([1, 2])}, 60)
+                reply = await client.infer(name, {"x": np.array([1, 2])}, 60)
                 assert reply.outputs["y"].tolist() == [4, 8]
-            code, text = await door.failure("table", {"x": np.array([99])}, timeout=60)
+            code, text = await client.failure("table", {"x": np.array([99])}, timeout=60)
             assert (code, text[: len(LOSS)]) == (grpc.StatusCode.INTERNAL, LOSS)
 
 
@@ -389,12 +389,12 @@ if hasattr(torch._inductor, "aoti_compile_and_package") and shutil.which("g++") 
     ) -> None:
         shutil.copy(package, folder(tmp_path, "compiled", COMPILED + group) / "model.pt2")
         x = np.arange(8, dtype="f4").reshape(2, 4)
-        async with serving(tmp_path, model_control_mode="explicit", load_model="*") as door:
-            replies = await asyncio.gather(*(door.infer("compiled", {"x": x + n}, 60) for n in range(CALLS)))
+        async with serving(tmp_path, model_control_mode="explicit", load_model="*") as client:
+            replies = await asyncio.gather(*(client.infer("compiled", {"x": x + n}, 60) for n in range(CALLS)))
             assert [reply.outputs["y"].tolist() for reply in replies] == [
                 (2 * (x + number)).tolist() for number in range(CALLS)
             ]
-            await unload(door, "compiled")
+            await unload(client, "compiled")
             await until(returned, "memory is not given back", lambda: str(used()))
 
     def test_a_compiled_program_stays_on_its_kind_of_device(package: Path) -> None:

@@ -120,18 +120,18 @@ class TritonPythonModel:
 @pytest.mark.parametrize("where", ["", IN_PROCESSES], ids=["threads", "processes"])
 async def test_a_model_that_computes_there(tmp_path: Path, where: str, taken: Callable[[], int]) -> None:
     write_model(tmp_path, "doubles", DOUBLES, ON_GPU + where, imports="import torch")
-    async with serving(tmp_path, model_control_mode="explicit", load_model="*") as door:
-        replies = await asyncio.gather(*(door.infer("doubles", {"X": ints(n, 7)}, 60) for n in range(CALLS)))
+    async with serving(tmp_path, model_control_mode="explicit", load_model="*") as client:
+        replies = await asyncio.gather(*(client.infer("doubles", {"X": ints(n, 7)}, 60) for n in range(CALLS)))
         assert [reply.outputs["Y"].tolist() for reply in replies] == [[2 * n, 14] for n in range(CALLS)]
         held = taken()
         assert held == (0 if where else 32 * MIB)
         for _ in range(2):
-            code, text = await door.failure("doubles", {"X": ints(-1)}, timeout=60)
+            code, text = await client.failure("doubles", {"X": ints(-1)}, timeout=60)
             assert code is grpc.StatusCode.INTERNAL
             assert "message: OutOfMemoryError: CUDA out of memory. Tried to allocate 1024.00 GiB." in text
-            assert (await door.infer("doubles", {"X": ints(1)}, 60)).outputs["Y"].tolist() == [2]
+            assert (await client.infer("doubles", {"X": ints(1)}, 60)).outputs["Y"].tolist() == [2]
         await until(lambda: taken() == held, "the failed calls hold memory", lambda: str(taken()))
-        url = f"http://127.0.0.1:{door.server.rest_port}/v2/repository/models/doubles/unload"
+        url = f"http://127.0.0.1:{client.server.rest_port}/v2/repository/models/doubles/unload"
         async with aiohttp.ClientSession() as session, session.post(url, json={}) as response:
             assert response.status == 200
         await until(lambda: taken() == 0, "memory is not given back", lambda: str(taken()))

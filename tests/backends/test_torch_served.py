@@ -76,7 +76,7 @@ def write(folder: Path) -> None:
 
 @dataclass
 class Served:
-    """The server's two doors."""
+    """The server's two ports."""
 
     rest: Rest
     channel: grpc.Channel

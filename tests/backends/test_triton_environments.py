@@ -104,8 +104,8 @@ def folders(cache: Path) -> list[Path]:
 
 async def test_a_folder(environment: Path, tmp_path: Path) -> None:
     path = write_model(tmp_path, "own", SAYS, X_TO_Y + OWN_PYTHON.format(environment))
-    async with serving(path) as door:
-        answer = await door.infer("own", X)
+    async with serving(path) as client:
+        answer = await client.infer("own", X)
         assert answer.outputs["Y"].tolist() == [0, 3, 6]
         assert answer.parameters == {
             "prefix": str(environment),
@@ -139,8 +139,8 @@ class TritonPythonModel:
 
 async def test_processes_of_the_model_itself(environment: Path, tmp_path: Path) -> None:
     path = write_model(tmp_path, "own", COMPUTES, X_TO_Y + OWN_PYTHON.format(environment))
-    async with serving(path) as door:
-        assert (await door.infer("own", X)).outputs["Y"].tolist() == [0, 3, 12]
+    async with serving(path) as client:
+        assert (await client.infer("own", X)).outputs["Y"].tolist() == [0, 3, 12]
 
 
 async def test_an_archive_beside_the_model(environment: Path, tmp_path: Path, cache: Path) -> None:
@@ -149,8 +149,8 @@ async def test_an_archive_beside_the_model(environment: Path, tmp_path: Path, ca
     )
     packed(environment, path / "environment.tar.gz")
     for again in (False, True):
-        async with serving(path) as door:
-            answer = await door.infer("own", X)
+        async with serving(path) as client:
+            answer = await client.infer("own", X)
             assert answer.outputs["Y"].tolist() == [0, 3, 6]
             assert answer.parameters["said"] == "hello from there"
             (folder,) = unpacked(cache)
@@ -164,8 +164,8 @@ async def test_models_that_share_an_archive_unpack_it_once(environment: Path, tm
     archive = packed(environment, tmp_path / "environment.tgz")
     config = X_TO_Y + OWN_PYTHON.format(archive)
     paths = [write_model(tmp_path, name, SAYS, config) for name in ("one", "two")]
-    async with serving(*paths) as door:
-        prefixes = {(await door.infer(path.name, X)).parameters["prefix"] for path in paths}
+    async with serving(*paths) as client:
+        prefixes = {(await client.infer(path.name, X)).parameters["prefix"] for path in paths}
         assert prefixes == {str(folder) for folder in unpacked(cache)}
 
 
@@ -174,23 +174,23 @@ async def test_an_archive_that_changes(environment: Path, tmp_path: Path, cache:
     config = X_TO_Y + OWN_PYTHON.format(archive)
     path = write_model(tmp_path / "models", "own", SAYS, config)
     options = {"model_control_mode": "explicit", "load_model": "*"}
-    async with serving(path.parent, **options) as door:
+    async with serving(path.parent, **options) as client:
         (first,) = unpacked(cache)
-        await door.server.manager.load_model("own")
+        await client.server.manager.load_model("own")
         assert unpacked(cache) == [first]
         unpack(archive, tmp_path / "again", keep=tar_filter)
         (module,) = (tmp_path / "again").glob("lib/python3.*/site-packages/only_there.py")
         module.write_text("SAID, FACTOR = 'changed', 5\n")
         packed(tmp_path / "again", archive)
-        await door.server.manager.load_model("own")
-        assert (await door.infer("own", X)).parameters["said"] == "changed"
+        await client.server.manager.load_model("own")
+        assert (await client.infer("own", X)).parameters["said"] == "changed"
         # The first one was in use when the second one came.
         assert len(unpacked(cache)) == 2
     # Of a server that has ended half way, too, nothing is left.
     (first.parent / WHOLE).unlink()
     packed(tmp_path / "again", archive)
-    async with serving(path.parent, **options) as door:
-        assert (await door.infer("own", X)).parameters["said"] == "changed"
+    async with serving(path.parent, **options) as client:
+        assert (await client.infer("own", X)).parameters["said"] == "changed"
         (only,) = unpacked(cache)
         assert folders(cache) == [only]
         assert only != first
@@ -203,8 +203,8 @@ async def test_an_archive_that_was_unpacked_in_part(environment: Path, tmp_path:
         (folder,) = unpacked(cache)
     (folder.parent / WHOLE).unlink()
     (folder / "bin" / "activate").unlink()
-    async with serving(path) as door:
-        assert (await door.infer("own", X)).parameters["activated"]
+    async with serving(path) as client:
+        assert (await client.infer("own", X)).parameters["activated"]
 
 
 def pid_in(cache: Path) -> int:
@@ -235,17 +235,17 @@ async def test_what_was_packed_elsewhere_is_told_where_it_is(environment: Path, 
     unpack(packed(environment, tmp_path / "first.tgz"), tmp_path / "again", keep=tar_filter)
     (tmp_path / "again" / "bin" / "conda-unpack").write_text(mender)
     packed(tmp_path / "again", tmp_path / "environment.tgz")
-    async with serving(path) as door:
-        prefix = Path((await door.infer("own", X)).parameters["prefix"])
+    async with serving(path) as client:
+        prefix = Path((await client.infer("own", X)).parameters["prefix"])
         assert (prefix / "mended").read_text() == str(prefix / "bin" / "conda-unpack")
 
 
 async def test_its_processes_are_replaced_there(environment: Path, tmp_path: Path) -> None:
     config = X_TO_Y + OWN_PYTHON.format(environment) + "instance_group { kind: KIND_CPU count: 2 }"
-    async with serving(write_model(tmp_path, "own", SAYS, config)) as door:
-        code, _ = await door.failure("own", {"X": np.array([FATAL], np.int32)})
+    async with serving(write_model(tmp_path, "own", SAYS, config)) as client:
+        code, _ = await client.failure("own", {"X": np.array([FATAL], np.int32)})
         assert code is grpc.StatusCode.UNAVAILABLE
-        answers = [await door.infer("own", X) for _ in range(8)]
+        answers = [await client.infer("own", X) for _ in range(8)]
         assert {answer.parameters["prefix"] for answer in answers} == {str(environment)}
 
 
@@ -319,8 +319,8 @@ async def test_what_the_server_lends(environment: Path, tmp_path: Path) -> None:
     )
     for folder, lent in ((environment, package_folder(LENT)), (both, site / LENT)):
         path = write_model(tmp_path / folder.name, "own", code, X_TO_Y + OWN_PYTHON.format(folder))
-        async with serving(path) as door:
-            said = (await door.infer("own", X)).parameters
+        async with serving(path) as client:
+            said = (await client.infer("own", X)).parameters
             assert said["lent"] == str(lent / "__init__.py")
             assert said["ours"] == str(package_folder("triglot") / "__init__.py")
 
@@ -334,8 +334,8 @@ async def test_on_a_thread(environment: Path, tmp_path: Path) -> None:
 async def test_a_client_cannot_say_which_program_runs(environment: Path, tmp_path: Path) -> None:
     config = X_TO_Y + OWN_PYTHON.format(environment)
     path = write_model(tmp_path / "models", "own", SAYS, config)
-    async with serving(path.parent, model_control_mode="explicit", load_model="*") as door:
-        manager = door.server.manager
+    async with serving(path.parent, model_control_mode="explicit", load_model="*") as client:
+        manager = client.server.manager
         (files,) = [version.files for version in manager.registry.versions()]
         config = files.config.text
         assert str(environment) in config
@@ -353,4 +353,4 @@ async def test_a_client_cannot_say_which_program_runs(environment: Path, tmp_pat
             await manager.load_model("own", json.dumps(tensors))
         del tensors["parameters"]
         await manager.load_model("own", json.dumps(tensors))
-        assert (await door.infer("own", X)).parameters["prefix"] == str(environment)
+        assert (await client.infer("own", X)).parameters["prefix"] == str(environment)

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families
-from triton_served import Door, serving, text, write_model
+from triton_served import GrpcClient, serving, text, write_model
 
 from triglot.model.metrics import ModelMetrics
 from waiting import until_found
@@ -54,16 +54,16 @@ EXECUTION = pytest.mark.parametrize("config", [CONFIG, CONFIG + IN_A_PROCESS], i
 class Counted:
     """A server whose model does what it is told."""
 
-    def __init__(self, door: Door) -> None:
-        self.door = door
+    def __init__(self, client: GrpcClient) -> None:
+        self.client = client
 
     async def say(self, code: str, model: str = "told") -> str:
-        answer = await self.door.infer(model, {"CODE": text(code)})
+        answer = await self.client.infer(model, {"CODE": text(code)})
         said: bytes = answer.outputs["SAID"].item()
         return said.decode()
 
     async def page(self, accept: str = "") -> str:
-        url = f"http://127.0.0.1:{self.door.server.rest_port}/metrics"
+        url = f"http://127.0.0.1:{self.client.server.rest_port}/metrics"
         async with aiohttp.ClientSession() as session, session.get(url, headers={"Accept": accept}) as response:
             return await response.text()
 
@@ -84,8 +84,8 @@ def _key(sample: Any) -> str:
 
 @asynccontextmanager
 async def counted(folder: Path, config: str = CONFIG, name: str = "told") -> AsyncIterator[Counted]:
-    async with serving(write_model(folder, name, TOLD, config)) as door:
-        yield Counted(door)
+    async with serving(write_model(folder, name, TOLD, config)) as client:
+        yield Counted(client)
 
 
 @EXECUTION
@@ -212,7 +212,7 @@ answer = os.getpid()"""
         assert len(set(await asyncio.gather(*(one.say(both) for _ in range(2))))) == 2
         assert set((await one.samples("my_requests"))["counter"].values()) == {6}
         # What was counted stays when a process is lost.
-        code, _ = await one.door.failure(
+        code, _ = await one.client.failure(
             "told", {"CODE": text("import os\nself.requests.increment(1)\nos._exit(1)")}
         )
         assert code.name == "UNAVAILABLE"
@@ -235,12 +235,12 @@ for thread in threads: thread.join()"""
 async def test_metrics_go_with_their_model(tmp_path: Path, config: str) -> None:
     for name in ("told", "other"):
         write_model(tmp_path, name, TOLD, config)
-    async with serving(tmp_path, model_control_mode="explicit", load_model="*") as door:
-        one = Counted(door)
+    async with serving(tmp_path, model_control_mode="explicit", load_model="*") as client:
+        one = Counted(client)
         await one.say("self.requests.increment(2)")
         await one.say("self.requests.increment(5)", "other")
         assert set((await one.samples("my_requests"))["counter"].values()) == {2, 5}
-        door.server.manager.unload_model("told", dependents=False)
+        client.server.manager.unload_model("told", dependents=False)
         assert await until_found(lambda: mine(one), lambda found: "2.0" not in found) == ["5.0"]
 
 

@@ -1,4 +1,4 @@
-"""Triton's Python models whose instances are processes, through a server's door: they answer as on threads."""
+"""Triton's Python models whose instances are processes, through a server's ports: they answer as on threads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,19 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from triton_served import DECOUPLED, MODELS, X_TO_Y, Door, copied, ints, reply, request, serving, text, write_model
+from triton_served import (
+    DECOUPLED,
+    MODELS,
+    X_TO_Y,
+    GrpcClient,
+    copied,
+    ints,
+    reply,
+    request,
+    serving,
+    text,
+    write_model,
+)
 
 from triglot import ModelLoadError
 
@@ -22,34 +34,34 @@ IN_A_PROCESS = '\nparameters { key: "execution" value { string_value: "process" 
 
 
 @asynccontextmanager
-async def in_processes(folder: Path, *names: str) -> AsyncIterator[Door]:
+async def in_processes(folder: Path, *names: str) -> AsyncIterator[GrpcClient]:
     """Some of the models that lie beside the tests, each in processes."""
     paths = copied(folder, *(names or sorted(path.name for path in MODELS.iterdir())))
     for path in paths:
         with (path / "config.pbtxt").open("a") as config:
             config.write(IN_A_PROCESS)
-    async with serving(*paths) as door:
-        yield door
+    async with serving(*paths) as client:
+        yield client
 
 
 async def test_models_that_call_others(tmp_path: Path) -> None:
-    async with in_processes(tmp_path) as door:
+    async with in_processes(tmp_path) as client:
         for inputs in (SUM, SUM | {"INPUT0": SUM["INPUT0"] * 2}):
             total = inputs["INPUT0"] + inputs["INPUT1"]
             for model, more in (("add_sub", {}), ("bls_sync", {"MODEL_NAME": text("add_sub")}), ("bls_async", {})):
-                outputs = (await door.infer(model, inputs | more)).outputs
+                outputs = (await client.infer(model, inputs | more)).outputs
                 assert (outputs["OUTPUT0"] == total).all()
-        assert (await door.infer("bls_square", {"IN": ints(5)})).outputs["SUM"].tolist() == [25]
-        assert (await door.infer("bls_square_async", {"IN": ints(5)})).outputs["SUM"].tolist() == [50]
-        one = await door.infer("add_sub", SUM, outputs=["OUTPUT1"])
+        assert (await client.infer("bls_square", {"IN": ints(5)})).outputs["SUM"].tolist() == [25]
+        assert (await client.infer("bls_square_async", {"IN": ints(5)})).outputs["SUM"].tolist() == [50]
+        one = await client.infer("add_sub", SUM, outputs=["OUTPUT1"])
         assert list(one.outputs) == ["OUTPUT1"]
-        _, told = await door.failure("bls_sync", SUM | {"MODEL_NAME": text("nope")})
+        _, told = await client.failure("bls_sync", SUM | {"MODEL_NAME": text("nope")})
         assert "nope" in told
 
 
 async def test_what_a_model_knows_and_its_responses_parameters(tmp_path: Path) -> None:
-    async with in_processes(tmp_path, "what_came") as door:
-        answer = await door.infer("what_came", {"TEXT": text("a")[None]}, id="seven", parameters={"mine": 3})
+    async with in_processes(tmp_path, "what_came") as client:
+        answer = await client.infer("what_came", {"TEXT": text("a")[None]}, id="seven", parameters={"mine": 3})
         assert answer.parameters == {"words": 2, "short": True, "of": "it"}
         said = json.loads(answer.outputs["SAID"].item())
         assert said["args"]["model_name"] == "what_came"
@@ -84,10 +96,10 @@ class TritonPythonModel:
 
 async def test_a_decoupled_model_has_many_requests_in_flight(tmp_path: Path) -> None:
     path = write_model(tmp_path, "holds", HOLDS, DECOUPLED + IN_A_PROCESS)
-    async with serving(path) as door:
+    async with serving(path) as client:
 
         async def read(count: int) -> list[tuple[int, int]]:
-            messages = [message async for message in door.stream([request("holds", {"X": ints(count)})])]
+            messages = [message async for message in client.stream([request("holds", {"X": ints(count)})])]
             assert not any(message.error_message for message in messages)
             answers = [reply(message.infer_response) for message in messages]
             return [(answer.outputs["Y"].item(), answer.parameters["left"]) for answer in answers]
@@ -121,10 +133,10 @@ class TritonPythonModel:
 
 async def test_threads_of_a_decoupled_models_own_call_others(tmp_path: Path) -> None:
     path = write_model(tmp_path, "asks", ASKS, DECOUPLED + IN_A_PROCESS)
-    async with serving(path, *copied(tmp_path, "add_sub")) as door:
+    async with serving(path, *copied(tmp_path, "add_sub")) as client:
 
         async def read() -> list[Any]:
-            messages = [message async for message in door.stream([request("asks", {"X": ints(1)})])]
+            messages = [message async for message in client.stream([request("asks", {"X": ints(1)})])]
             return [reply(one.infer_response).outputs["Y"].item() for one in messages]
 
         assert await asyncio.gather(*(read() for _ in range(10))) == [[9]] * 10
@@ -152,8 +164,8 @@ BATCHED = X_TO_Y + "max_batch_size: 8\ndynamic_batching { max_queue_delay_micros
 
 async def test_lists_of_requests(tmp_path: Path) -> None:
     path = write_model(tmp_path, "lists", LISTS, BATCHED + IN_A_PROCESS)
-    async with serving(path) as door:
-        runs = [door.infer("lists", {"X": ints(number)[None]}) for number in (1, 2, -1, 4, 5, 6, 7, 8)]
+    async with serving(path) as client:
+        runs = [client.infer("lists", {"X": ints(number)[None]}) for number in (1, 2, -1, 4, 5, 6, 7, 8)]
         answers = await asyncio.gather(*runs, return_exceptions=True)
         failed = answers.pop(2)
         assert isinstance(failed, grpc.aio.AioRpcError)
@@ -161,7 +173,7 @@ async def test_lists_of_requests(tmp_path: Path) -> None:
         said = [one for one in answers if not isinstance(one, BaseException)]
         assert {one.outputs["Y"].item() for one in said} == {8}
         assert [one.parameters["x"] for one in said] == [1, 2, 4, 5, 6, 7, 8]
-        runs = [door.infer("lists", {"X": ints(number)[None]}) for number in range(10, 18)]
+        runs = [client.infer("lists", {"X": ints(number)[None]}) for number in range(10, 18)]
         for lost in await asyncio.gather(*runs, return_exceptions=True):
             assert isinstance(lost, grpc.aio.AioRpcError)
             assert lost.code() is grpc.StatusCode.UNAVAILABLE
@@ -209,12 +221,12 @@ async def test_what_execute_raises_and_the_end(tmp_path: Path, config: str) -> N
     path = write_model(
         tmp_path, "ends", ENDS, config + "instance_group { count: 2 kind: KIND_CPU }" + IN_A_PROCESS
     )
-    async with serving(path) as door:
+    async with serving(path) as client:
         async with asyncio.timeout(30):
             if config == X_TO_Y:
-                _, told = await door.failure("ends", {"X": ints(1)})
+                _, told = await client.failure("ends", {"X": ints(1)})
             else:
-                [message] = [one async for one in door.stream([request("ends", {"X": ints(1)})])]
+                [message] = [one async for one in client.stream([request("ends", {"X": ints(1)})])]
                 told = message.error_message
         assert "odd input" in told
     assert (path / "1" / "finalized").read_text() == "xx"

@@ -1,4 +1,4 @@
-"""Triton's Python models as their users write them, through a server's door."""
+"""Triton's Python models as their users write them, through a server's ports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import grpc
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
-from triton_served import MODELS, X_TO_Y, Door, copied, ints, reply, request, serving, text, write_model
+from triton_served import MODELS, X_TO_Y, GrpcClient, copied, ints, reply, request, serving, text, write_model
 
 from triglot.backends.child_modules import ROOT, SPAWNED
 from triglot.repository.scan.source import NamedPath
@@ -32,44 +32,44 @@ def caches(folder: Path) -> list[Path]:
     return list(folder.rglob("__pycache__"))
 
 
-async def said_of(door: Door, **said: Any) -> dict[str, Any]:
+async def said_of(client: GrpcClient, **said: Any) -> dict[str, Any]:
     """What the model `what_came` says."""
-    answer = await door.infer("what_came", {"TEXT": text("a")[None]}, **said)
+    answer = await client.infer("what_came", {"TEXT": text("a")[None]}, **said)
     said_there: dict[str, Any] = json.loads(answer.outputs["SAID"].item())
     return said_there
 
 
 async def test_add_sub() -> None:
-    async with serving(MODELS / "add_sub") as door:
-        assert is_sum((await door.infer("add_sub", SUM)).outputs)
-        one = await door.infer("add_sub", SUM, outputs=["OUTPUT1"])
+    async with serving(MODELS / "add_sub") as client:
+        assert is_sum((await client.infer("add_sub", SUM)).outputs)
+        one = await client.infer("add_sub", SUM, outputs=["OUTPUT1"])
         assert list(one.outputs) == ["OUTPUT1"]
 
 
 async def test_other_models() -> None:
-    async with serving(MODELS) as door:
-        assert is_sum((await door.infer("bls_sync", SUM | {"MODEL_NAME": text("add_sub")})).outputs)
-        assert is_sum((await door.infer("bls_async", SUM)).outputs)
-        answer = await door.infer("bls_square", {"IN": ints(5)})
+    async with serving(MODELS) as client:
+        assert is_sum((await client.infer("bls_sync", SUM | {"MODEL_NAME": text("add_sub")})).outputs)
+        assert is_sum((await client.infer("bls_async", SUM)).outputs)
+        answer = await client.infer("bls_square", {"IN": ints(5)})
         assert answer.outputs["SUM"].tolist() == [25]
-        answer = await door.infer("bls_square_async", {"IN": ints(5)})
+        answer = await client.infer("bls_square_async", {"IN": ints(5)})
         assert answer.outputs["SUM"].tolist() == [50]
-        answer = await door.infer("bls_square", {"IN": ints(0)})
+        answer = await client.infer("bls_square", {"IN": ints(0)})
         assert answer.outputs["SUM"].tolist() == [0]
 
 
 async def test_the_errors_of_other_models() -> None:
-    async with serving(MODELS) as door:
-        code, told = await door.failure("bls_sync", SUM | {"MODEL_NAME": text("nope")})
+    async with serving(MODELS) as client:
+        code, told = await client.failure("bls_sync", SUM | {"MODEL_NAME": text("nope")})
         assert (code, "'nope'" in told) == (grpc.StatusCode.NOT_FOUND, True)
-        code, told = await door.failure("bls_sync", SUM | {"MODEL_NAME": text("square")})
+        code, told = await client.failure("bls_sync", SUM | {"MODEL_NAME": text("square")})
         assert (code, "'square'" in told) == (grpc.StatusCode.UNIMPLEMENTED, True)
 
 
 async def test_what_a_model_knows() -> None:
-    async with serving(MODELS) as door:
+    async with serving(MODELS) as client:
         said = await said_of(
-            door,
+            client,
             id="seven",
             parameters={"priority": 2, "timeout": 9_000_000, "mine": 3, "text": "a", "yes": True},
         )
@@ -91,23 +91,23 @@ async def test_what_a_model_knows() -> None:
         assert said["version_ready"] == [True, False]
         assert said["model_dir"] == str(MODELS / "what_came" / "1")
 
-        said = await said_of(door, outputs=["SAID"], parameters={"sequence_id": "a", "sequence_start": True})
+        said = await said_of(client, outputs=["SAID"], parameters={"sequence_id": "a", "sequence_start": True})
         assert (said["outputs"], said["correlation_id"], said["flags"]) == (["SAID"], "a", 1)
-        said = await said_of(door, parameters={"sequence_id": 4, "sequence_end": True})
+        said = await said_of(client, parameters={"sequence_id": 4, "sequence_end": True})
         assert (said["correlation_id"], said["flags"]) == (4, 2)
 
 
 async def test_the_parameters_of_a_response() -> None:
-    async with serving(MODELS) as door:
-        answer = await door.infer("what_came", {"TEXT": text("a")[None]})
+    async with serving(MODELS) as client:
+        answer = await client.infer("what_came", {"TEXT": text("a")[None]})
         assert answer.parameters == {"words": 2, "short": True, "of": "it"}
         assert_array_equal(answer.outputs["OTHER"], [["é".encode()]])
 
 
 async def test_what_initialize_is_told(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    async with serving(MODELS) as door:
-        told = (await said_of(door))["args"]
+    async with serving(MODELS) as client:
+        told = (await said_of(client))["args"]
     assert all(isinstance(value, str) for value in told.values())
     config = json.loads(told.pop("model_config"))
     kinds = {told.pop("model_instance_name"), told.pop("model_instance_device_id")}
@@ -150,16 +150,16 @@ async def test_a_name_of_ones_own(tmp_path: Path, execution: str) -> None:
     parameter = f'parameters {{ key: "execution" value {{ string_value: "{execution}" }} }}'
     config = X_TO_Y.replace('"Y" data_type: TYPE_INT32', '"Y" data_type: TYPE_STRING') + parameter
     path = write_model(tmp_path, "export", NAMED, config)
-    async with serving(NamedPath("mine", path)) as door:
-        answer = await door.infer("mine", {"X": ints(1)})
+    async with serving(NamedPath("mine", path)) as client:
+        answer = await client.infer("mine", {"X": ints(1)})
         assert answer.outputs["Y"].item() == b"mine mine mine_0_0"
 
 
 async def test_its_own_modules(tmp_path: Path) -> None:
     copied(tmp_path, "with_helpers")
     path, modules = list(sys.path), set(sys.modules)
-    async with serving(tmp_path) as door:
-        answer = await door.infer("with_helpers", {"IN": ints(1, 2)})
+    async with serving(tmp_path) as client:
+        answer = await client.infer("with_helpers", {"IN": ints(1, 2)})
         assert answer.outputs["OUT"].tolist() == [8, 14]
         assert "helper" not in sys.modules
     assert [entry for entry in sys.path if entry != SPAWNED] == [entry for entry in path if entry != SPAWNED]
@@ -194,9 +194,9 @@ async def test_a_folder_that_it_puts_in_front_of_the_path(tmp_path: Path, monkey
         (folder / "net" / "model.py").write_text(f"VALUE = {number}\n")
     monkeypatch.setattr(sys, "path", list(sys.path))
     modules = set(sys.modules)
-    async with serving(tmp_path) as door:
+    async with serving(tmp_path) as client:
         for number, name in enumerate("mn"):
-            assert (await door.infer(name, {"X": ints(1)})).outputs["Y"].tolist() == [number, number]
+            assert (await client.infer(name, {"X": ints(1)})).outputs["Y"].tolist() == [number, number]
     assert not [name for name in sys.modules.keys() - modules if name.startswith(f"{ROOT}.")]
     assert "model" not in sys.modules.keys() - modules
 
@@ -240,9 +240,9 @@ async def test_what_its_code_calls_finds_its_modules(
             (folder / file).write_text(f"VALUE, MARK = {number}, object()\n")
     monkeypatch.setattr(sys, "argv", ["triglot"])
     modules, finders = set(sys.modules), list(sys.meta_path)
-    async with serving(tmp_path) as door:
+    async with serving(tmp_path) as client:
         for name in "mnm":
-            assert (await door.infer(name, {"X": ints(1)})).outputs["Y"].tolist() == [1, 1]
+            assert (await client.infer(name, {"X": ints(1)})).outputs["Y"].tolist() == [1, 1]
     assert sys.meta_path == finders
     assert not {"model", "helper", "package", "package.inner"} & (sys.modules.keys() - modules)
 
@@ -258,16 +258,16 @@ async def test_utilities_that_are_installed_stay(tmp_path: Path, monkeypatch: py
     (tmp_path / "installed").mkdir()
     (tmp_path / "installed" / f"{UTILS[0]}.py").write_text("INSTALLED = True\n")
     monkeypatch.syspath_prepend(str(tmp_path / "installed"))
-    async with serving(MODELS / "add_sub") as door:
-        assert is_sum((await door.infer("add_sub", SUM)).outputs)
+    async with serving(MODELS / "add_sub") as client:
+        assert is_sum((await client.infer("add_sub", SUM)).outputs)
         assert UTILS[0] not in sys.modules
 
 
 async def test_a_decoupled_model() -> None:
-    async with serving(MODELS / "square") as door:
+    async with serving(MODELS / "square") as client:
         messages = [
             message
-            async for message in door.stream(
+            async for message in client.stream(
                 request("square", {"IN": ints(number)}, id=str(number)) for number in (3, 0, 5)
             )
         ]
@@ -281,6 +281,6 @@ async def test_a_decoupled_model() -> None:
 
 
 async def test_a_decoupled_model_over_a_call_with_one_answer() -> None:
-    async with serving(MODELS / "square") as door:
-        code, _ = await door.failure("square", {"IN": ints(1)})
+    async with serving(MODELS / "square") as client:
+        code, _ = await client.failure("square", {"IN": ints(1)})
         assert code is grpc.StatusCode.UNIMPLEMENTED

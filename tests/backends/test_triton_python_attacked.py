@@ -7,7 +7,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from triton_served import DECOUPLED, SECONDS, X_TO_Y, Door, ints, request, serving, write_model
+from triton_served import DECOUPLED, SECONDS, X_TO_Y, GrpcClient, ints, request, serving, write_model
 
 IN_A_PROCESS = 'parameters { key: "execution" value { string_value: "process" } }\n'
 EITHER = pytest.mark.parametrize("execution", ["", IN_A_PROCESS], ids=["thread", "process"])
@@ -39,10 +39,10 @@ BY_SENDER = (
 TOLD = "message: Unspeakable: <its __str__ has raised ValueError>"
 
 
-async def answers(door: Door, model: str, x: int) -> list[tuple[str, int]]:
+async def answers(client: GrpcClient, model: str, x: int) -> list[tuple[str, int]]:
     """Errors, and how many outputs there are, of what is answered to one request on a stream."""
     async with asyncio.timeout(SECONDS):
-        messages = [message async for message in door.stream([request(model, {"X": ints(x)})])]
+        messages = [message async for message in client.stream([request(model, {"X": ints(x)})])]
     return [(message.error_message, len(message.infer_response.outputs)) for message in messages]
 
 
@@ -52,12 +52,12 @@ async def test_an_error_that_cannot_be_told(execution: str, tmp_path: Path) -> N
         write_model(tmp_path, "once", ECHO + UNSPEAKABLE + AT_ONCE, X_TO_Y + execution),
         write_model(tmp_path, "many", ECHO + UNSPEAKABLE + BY_SENDER, DECOUPLED + execution),
     ]
-    async with serving(*models) as door:
-        code, text = await door.failure("once", {"X": ints(1)})
+    async with serving(*models) as client:
+        code, text = await client.failure("once", {"X": ints(1)})
         assert (code, text[-len(TOLD) :]) == (grpc.StatusCode.INTERNAL, TOLD)
-        [(text, outputs)] = await answers(door, "many", 1)
+        [(text, outputs)] = await answers(client, "many", 1)
         assert (text[-len(TOLD) :], outputs) == (TOLD, 0)
-        assert [await answers(door, name, 0) for name in ("once", "many")] == [[("", 1)], [("", 1)]]
+        assert [await answers(client, name, 0) for name in ("once", "many")] == [[("", 1)], [("", 1)]]
 
 
 STOPS_ITS_LOOP = """
@@ -75,9 +75,9 @@ class TritonPythonModel:
 @EITHER
 async def test_a_coroutine_that_stops_its_loop(execution: str, tmp_path: Path) -> None:
     """The loop goes on, with all that runs on it."""
-    async with serving(write_model(tmp_path, "stops", ECHO + STOPS_ITS_LOOP, X_TO_Y + execution)) as door:
+    async with serving(write_model(tmp_path, "stops", ECHO + STOPS_ITS_LOOP, X_TO_Y + execution)) as client:
         for x in (1, 0, 1, 0):
-            assert (await door.infer("stops", {"X": ints(x)})).outputs["Y"].tolist() == [x]
+            assert (await client.infer("stops", {"X": ints(x)})).outputs["Y"].tolist() == [x]
 
 
 ASKS = """
@@ -112,10 +112,10 @@ async def test_who_leaves_ends_what_the_model_waits_for(execution: str, tmp_path
         write_model(tmp_path, "asks", ECHO + ASKS, DECOUPLED + execution),
         write_model(tmp_path, "silent", ECHO + SILENT, DECOUPLED),
     ]
-    async with serving(*models) as door:
+    async with serving(*models) as client:
         for _ in range(2):
-            stream = door.stream([request("asks", {"X": ints(1)})])
+            stream = client.stream([request("asks", {"X": ints(1)})])
             async with asyncio.timeout(SECONDS):
                 assert not (await anext(stream)).error_message
                 await stream.aclose()
-        assert await answers(door, "asks", 0) == []
+        assert await answers(client, "asks", 0) == []

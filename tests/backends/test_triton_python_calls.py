@@ -54,9 +54,9 @@ class TritonPythonModel:
 async def test_other_models_are_reached_from_anywhere(tmp_path: Path, probe: SimpleNamespace) -> None:
     write_model(tmp_path, "twice", TWICE, X_TO_Y)
     write_model(tmp_path, "zzz", CALLS, X_TO_Y)
-    async with serving(tmp_path) as door:
+    async with serving(tmp_path) as client:
         probe.returned.set()
-        assert (await door.infer("zzz", {"X": ints(1)})).outputs["Y"].tolist() == [6]
+        assert (await client.infer("zzz", {"X": ints(1)})).outputs["Y"].tolist() == [6]
         assert probe.seen == [2, 4]
 
 
@@ -67,8 +67,8 @@ class TritonPythonModel:
         pb_utils.InferenceRequest(model_name="m", inputs=[]).async_exec()
 """
     write_model(tmp_path, "m", code, X_TO_Y)
-    async with serving(tmp_path) as door:
-        _, told = await door.failure("m", {"X": ints(1)})
+    async with serving(tmp_path) as client:
+        _, told = await client.failure("m", {"X": ints(1)})
         assert "async_exec: expected a call from an async function, got one from a plain function" in told
 
 
@@ -87,8 +87,8 @@ class TritonPythonModel:
 """
     write_model(tmp_path, "twice", TWICE, X_TO_Y)
     write_model(tmp_path, "m", code, X_TO_Y)
-    async with serving(tmp_path) as door:
-        assert (await door.infer("m", {"X": ints(1)})).outputs["Y"].tolist() == [2]
+    async with serving(tmp_path) as client:
+        assert (await client.infer("m", {"X": ints(1)})).outputs["Y"].tolist() == [2]
 
 
 TOGETHER = """
@@ -122,8 +122,8 @@ async def test_coroutines_that_ask_a_decoupled_model_run_at_the_same_time(
     """On one instance: the other model answers the first when it has the second."""
     write_model(tmp_path, "together", TOGETHER, DECOUPLED)
     write_model(tmp_path, "m", ASKS, DECOUPLED)
-    async with serving(tmp_path) as door:
-        messages = [message async for message in door.stream([request("m", {"X": ints(x)}) for x in (1, 2)])]
+    async with serving(tmp_path) as client:
+        messages = [message async for message in client.stream([request("m", {"X": ints(x)}) for x in (1, 2)])]
     assert sorted(reply(one.infer_response).outputs["Y"].item() for one in messages) == [2, 4]
 
 
@@ -142,8 +142,8 @@ class TritonPythonModel:
     twice = TWICE.replace("class TritonPythonModel:\n", AUTO)
     write_model(tmp_path, "twice", twice)
     write_model(tmp_path, "m", code, X_TO_Y)
-    async with serving(tmp_path, model_control_mode="explicit", load_model="m") as door:
-        assert (await door.infer("m", {"X": ints(1)})).outputs["Y"].tolist() == [0, 1, 0]
+    async with serving(tmp_path, model_control_mode="explicit", load_model="m") as client:
+        assert (await client.infer("m", {"X": ints(1)})).outputs["Y"].tolist() == [0, 1, 0]
 
 
 AUTO = """class TritonPythonModel:
@@ -178,9 +178,9 @@ class TritonPythonModel:
     )
     write_model(tmp_path, "twice", slow, X_TO_Y)
     write_model(tmp_path, "m", asks, X_TO_Y)
-    async with serving(tmp_path) as door:
+    async with serving(tmp_path) as client:
         for later in ever_later(0.2):
-            code, _ = await door.failure("m", {"X": ints(1)}, timeout=later)
+            code, _ = await client.failure("m", {"X": ints(1)}, timeout=later)
             assert code is grpc.StatusCode.DEADLINE_EXCEEDED
             if probe.begun.is_set():
                 break
@@ -212,8 +212,8 @@ async def test_nothing_of_a_closed_model_is_left(
 ) -> None:
     write_model(tmp_path, "twice", TWICE, X_TO_Y)
     write_model(tmp_path, "m", FREED.format(kind=kind, answer=answer), config)
-    async with serving(tmp_path) as door:
-        async for message in door.stream([request("m", {"X": ints(1)})]):
+    async with serving(tmp_path) as client:
+        async for message in client.stream([request("m", {"X": ints(1)})]):
             assert not message.error_message
         *_, array = probe.seen
         await until(lambda: array() is None)
@@ -233,7 +233,7 @@ class TritonPythonModel:
 """
     write_model(tmp_path, "twice", TWICE, X_TO_Y)
     write_model(tmp_path, "m", code, X_TO_Y)
-    async with serving(tmp_path, model_control_mode="explicit", load_model="m,twice") as door:
-        _, told = await door.failure("m", {"X": ints(1)})
+    async with serving(tmp_path, model_control_mode="explicit", load_model="m,twice") as client:
+        _, told = await client.failure("m", {"X": ints(1)})
         assert "expected inputs and outputs in the configuration in the request to load model 'twice', or" in told
-        assert (await door.infer("twice", {"X": ints(1)})).outputs["Y"].tolist() == [2]
+        assert (await client.infer("twice", {"X": ints(1)})).outputs["Y"].tolist() == [2]

@@ -10,7 +10,18 @@ from typing import Any
 
 import grpc
 import pytest
-from triton_served import DECOUPLED, SECONDS, X_TO_Y, Door, in_common, ints, reply, request, serving, write_model
+from triton_served import (
+    DECOUPLED,
+    SECONDS,
+    X_TO_Y,
+    GrpcClient,
+    in_common,
+    ints,
+    reply,
+    request,
+    serving,
+    write_model,
+)
 
 from triglot.core.call import Call
 from triglot.core.operation import EVERYTHING
@@ -46,11 +57,11 @@ def model(folder: Path, execute: str, config: str = DECOUPLED, kind: str = "def"
     )
 
 
-async def outcome(door: Door, *xs: int, empty_final: bool = False, model: str = "m") -> list[Any]:
+async def outcome(client: GrpcClient, *xs: int, empty_final: bool = False, model: str = "m") -> list[Any]:
     """The values of a request's stream, and an error's text; with `empty_final` what each says of being final."""
     said = {"parameters": {"triton_enable_empty_final_response": True}} if empty_final else {}
     found: list[Any] = []
-    async for message in door.stream([request(model, {"X": ints(*xs)}, **said)]):
+    async for message in client.stream([request(model, {"X": ints(*xs)}, **said)]):
         if message.error_message:
             found.append(message.error_message)
             continue
@@ -68,11 +79,11 @@ async def test_final_responses(tmp_path: Path, probe: SimpleNamespace, kind: str
         sender.send(response(value))
     sender.send(response(9), {FINAL}) if x_of(request)[-1] else sender.send({FINAL})"""
     model(tmp_path, execute, kind=kind)
-    async with serving(tmp_path) as door:
-        assert await outcome(door, 1, 2, 0, empty_final=True) == [(1, False), (2, False), (True,)]
-        assert await outcome(door, 1, 2, 1, empty_final=True) == [(1, False), (2, False), (9, True)]
-        assert await outcome(door, 1, 2, 0) == [1, 2]
-        assert await outcome(door, 0) == []
+    async with serving(tmp_path) as client:
+        assert await outcome(client, 1, 2, 0, empty_final=True) == [(1, False), (2, False), (True,)]
+        assert await outcome(client, 1, 2, 1, empty_final=True) == [(1, False), (2, False), (9, True)]
+        assert await outcome(client, 1, 2, 0) == [1, 2]
+        assert await outcome(client, 0) == []
 
 
 ENSEMBLE = """
@@ -109,15 +120,15 @@ async def test_an_ensemble(tmp_path: Path, probe: SimpleNamespace, policy: str) 
     write_model(tmp_path, "twice", TWICE, batched)
     (tmp_path / "e").mkdir()
     (tmp_path / "e" / "config.pbtxt").write_text(ENSEMBLE + policy)
-    async with serving(tmp_path) as door:
+    async with serving(tmp_path) as client:
         numbers = range(40)
-        assert await outcome(door, *numbers, model="e") == [2 * number for number in numbers]
+        assert await outcome(client, *numbers, model="e") == [2 * number for number in numbers]
         final = [(2, False), (4, False), (True,)]
-        assert await outcome(door, 1, 2, empty_final=True, model="e") == final
-        assert await outcome(door, model="e") == []
+        assert await outcome(client, 1, 2, empty_final=True, model="e") == final
+        assert await outcome(client, model="e") == []
         refused = "ModelInfer RPC doesn't support models with decoupled transaction policy"
-        assert await door.failure("e", {"X": ints(1)}) == (grpc.StatusCode.UNIMPLEMENTED, refused)
-        config = door.server.dataplane.loaded_from(EVERYTHING, "e")
+        assert await client.failure("e", {"X": ints(1)}) == (grpc.StatusCode.UNIMPLEMENTED, refused)
+        config = client.server.dataplane.loaded_from(EVERYTHING, "e")
         assert completed(config).model_transaction_policy.decoupled
 
 
@@ -136,10 +147,10 @@ requests[0].get_response_sender().send(response(5), {FINAL})""",
     write_model(tmp_path, "twice", TWICE.replace("(1, 1)", "(1,)"), X_TO_Y)
     (tmp_path / "e").mkdir()
     (tmp_path / "e" / "config.pbtxt").write_text(ENSEMBLE.replace("max_inflight_requests: 4", ""))
-    async with serving(tmp_path) as door:
-        asked = [asyncio.create_task(outcome(door, 0, model=name))]
+    async with serving(tmp_path) as client:
+        asked = [asyncio.create_task(outcome(client, 0, model=name))]
         await until(lambda: probe.seen)
-        asked += [asyncio.create_task(outcome(door, number, model=name)) for number in range(1, 8)]
+        asked += [asyncio.create_task(outcome(client, number, model=name)) for number in range(1, 8)]
         await until(lambda: sum(task.done() for task in asked) == 5)
         probe.gate.set()
         found = await asyncio.gather(*asked)
@@ -178,9 +189,9 @@ async def test_what_ends_with_an_error(
     tmp_path: Path, probe: SimpleNamespace, kind: str, execute: str, expected: str
 ) -> None:
     model(tmp_path, execute, kind=kind)
-    async with serving(tmp_path) as door:
+    async with serving(tmp_path) as client:
         for _ in range(2):
-            [told] = await outcome(door, 1)
+            [told] = await outcome(client, 1)
             assert expected in told
 
 
@@ -194,8 +205,8 @@ for arguments in ((response(2),), (None, 1)):
     except pb_utils.TritonModelException as error:
         probe.seen.append(str(error))"""
     model(tmp_path, execute)
-    async with serving(tmp_path) as door:
-        assert await outcome(door, 1) == [1]
+    async with serving(tmp_path) as client:
+        assert await outcome(client, 1) == [1]
     assert probe.seen == ["Unable to send response. Response sender has been closed."] * 2
 
 
@@ -207,17 +218,17 @@ sender.send(response(2))
 sender.send({FINAL})
 probe.returned.set()"""
     model(tmp_path, execute)
-    async with serving(tmp_path) as door:
-        assert await outcome(door, 1) == [1, "halfway"]
+    async with serving(tmp_path) as client:
+        assert await outcome(client, 1) == [1, "halfway"]
         await asyncio.to_thread(probe.returned.wait, SECONDS)
         assert probe.returned.is_set()
 
 
 async def test_an_error_after_the_end_is_nobodys(tmp_path: Path, probe: SimpleNamespace) -> None:
     model(tmp_path, f"requests[0].get_response_sender().send(response(1), {FINAL})\n1 / 0")
-    async with serving(tmp_path) as door:
-        assert await outcome(door, 1) == [1]
-        assert await outcome(door, 1) == [1]
+    async with serving(tmp_path) as client:
+        assert await outcome(client, 1) == [1]
+        assert await outcome(client, 1) == [1]
 
 
 async def test_responses_may_lack_outputs_and_have_parameters(tmp_path: Path, probe: SimpleNamespace) -> None:
@@ -225,8 +236,8 @@ async def test_responses_may_lack_outputs_and_have_parameters(tmp_path: Path, pr
 sender.send(pb_utils.InferenceResponse(parameters={{"step": 1}}))
 sender.send(pb_utils.InferenceResponse([]), {FINAL})"""
     model(tmp_path, execute)
-    async with serving(tmp_path) as door:
-        messages = [reply(one.infer_response) async for one in door.stream([request("m", {"X": ints(1)})])]
+    async with serving(tmp_path) as client:
+        messages = [reply(one.infer_response) async for one in client.stream([request("m", {"X": ints(1)})])]
     assert [(one.outputs, one.parameters) for one in messages] == [
         ({}, {"step": 1, "triton_final_response": False}),
         ({}, {"triton_final_response": True}),
@@ -264,14 +275,16 @@ async def test_outputs_that_nobody_requested_are_left_out(tmp_path: Path, more: 
 
     async def answers(*names: str) -> list[dict[str, bytes]]:
         said = {"outputs": names, "parameters": {"sequence_id": 3, "sequence_start": True}}
-        messages = [reply(one.infer_response) async for one in door.stream([request("m", {"X": ints(1)}, **said)])]
+        messages = [
+            reply(one.infer_response) async for one in client.stream([request("m", {"X": ints(1)}, **said)])
+        ]
         return [{name: array.tobytes() for name, array in one.outputs.items()} for one in messages]
 
-    async with serving(tmp_path) as door:
+    async with serving(tmp_path) as client:
         assert await answers("Y") == [{"Y": b"Y"}, {}]
         assert await answers("Z") == [{"Z": b"Z"}, {"Z": b"Z"}]
         assert await answers() == [{"Y": b"YZ", "Z": b"YZ"}, {"Z": b"YZ"}]
-        await door.infer("asks", {"X": ints(1)})
+        await client.infer("asks", {"X": ints(1)})
 
 
 async def test_requests_are_answered_at_the_same_time(tmp_path: Path, probe: SimpleNamespace) -> None:
@@ -287,10 +300,10 @@ if len(probe.senders) == 2:
         probe.senders.clear()
     threading.Thread(target=run).start()"""
     model(tmp_path, execute)
-    async with serving(tmp_path) as door:
-        first = asyncio.create_task(outcome(door, 1))
+    async with serving(tmp_path) as client:
+        first = asyncio.create_task(outcome(client, 1))
         await until(lambda: probe.senders)
-        assert await outcome(door, 2) == [2, 2, 2]
+        assert await outcome(client, 2) == [2, 2, 2]
         assert await first == [1, 1, 1]
 
 
@@ -304,11 +317,11 @@ for request in requests:
     request.get_response_sender().send({FINAL})"""
     config = DECOUPLED.replace("-1", "1") + f"max_batch_size: 2\n{batching}"
     model(tmp_path, execute, config)
-    async with serving(tmp_path) as door:
-        waiting = door.server.dataplane.servable(EVERYTHING, "m").model
+    async with serving(tmp_path) as client:
+        waiting = client.server.dataplane.servable(EVERYTHING, "m").model
         calls = []
         for number in range(4):
-            calls.append(asyncio.create_task(drained(door.stream([request("m", {"X": ints(1)[None]})]))))
+            calls.append(asyncio.create_task(drained(client.stream([request("m", {"X": ints(1)[None]})]))))
             # The first one runs, and the others wait.
             await until(lambda: probe.seen)
             await until(lambda number=number: len(vars(waiting)["_queue"]) == number)  # type: ignore[misc]  # A default.
@@ -325,10 +338,10 @@ probe.returned.wait(20)
 for request in requests:
     request.get_response_sender().send({FINAL})"""
     model(tmp_path, execute)
-    async with serving(tmp_path) as door:
-        waiting = door.server.dataplane.servable(EVERYTHING, "m").model
+    async with serving(tmp_path) as client:
+        waiting = client.server.dataplane.servable(EVERYTHING, "m").model
         requests = [request("m", {"X": ints(*range(size))}) for size in (0, 0, 2, 0)]
-        calls = [asyncio.create_task(drained(door.stream([one]))) for one in requests]
+        calls = [asyncio.create_task(drained(client.stream([one]))) for one in requests]
         await until(lambda: probe.seen and len(vars(waiting)["_queue"]) == 3)
         probe.returned.set()
         await asyncio.gather(*calls)
@@ -339,10 +352,10 @@ async def drained(messages: Any) -> int:
     return len([message async for message in messages if not message.error_message])
 
 
-def called(call: Call, door: Door) -> Any:
+def called(call: Call, client: GrpcClient) -> Any:
     x = ints(1)
     tensors = [InputTensor("X", "INT32", x.shape, x)]
-    return door.server.dataplane.infer_stream(InferenceRequest("m", inputs=tensors), call)
+    return client.server.dataplane.infer_stream(InferenceRequest("m", inputs=tensors), call)
 
 
 async def test_a_slow_client_holds_up_the_model_that_runs_for_it_alone(
@@ -354,8 +367,8 @@ for number in range({4 * BUFFER}):
     probe.seen.append(number)
 sender.send({FINAL})"""
     model(tmp_path, execute)
-    async with serving(tmp_path) as door:
-        answers = called(Call(), door)
+    async with serving(tmp_path) as client:
+        answers = called(Call(), client)
         for number in range(4 * BUFFER):
             assert (await anext(answers)).outputs[0].array.item() == number
             assert len(probe.seen) <= number + 1 + BUFFER
@@ -373,9 +386,9 @@ assert requests[0].is_cancelled()
 sender.send({FINAL})
 probe.seen.append("left")"""
     model(tmp_path, execute)
-    async with serving(tmp_path) as door:
+    async with serving(tmp_path) as client:
         for _ in range(2):
-            answers = called(Call(), door)
+            answers = called(Call(), client)
             await anext(answers)
             await answers.aclose()
             await until(lambda: probe.seen)
@@ -387,25 +400,25 @@ async def test_one_that_waits_may_leave(tmp_path: Path, probe: SimpleNamespace) 
 probe.returned.wait(20)
 requests[0].get_response_sender().send({FINAL})"""
     model(tmp_path, execute)
-    async with serving(tmp_path) as door:
-        first = asyncio.create_task(outcome(door, 1))
+    async with serving(tmp_path) as client:
+        first = asyncio.create_task(outcome(client, 1))
         await until(lambda: probe.seen)
-        second = asyncio.create_task(outcome(door, 2))
-        waiting = door.server.dataplane.servable(EVERYTHING, "m").model
+        second = asyncio.create_task(outcome(client, 2))
+        waiting = client.server.dataplane.servable(EVERYTHING, "m").model
         await until(lambda: len(vars(waiting)["_queue"]) == 1)
         second.cancel()
         await until(lambda: not len(vars(waiting)["_queue"]))
         probe.returned.set()
         assert await first == []
-        assert await outcome(door, 3) == []
+        assert await outcome(client, 3) == []
     assert probe.seen == [1, 3]
 
 
 async def test_a_deadline_ends_a_stream(tmp_path: Path, probe: SimpleNamespace) -> None:
     model(tmp_path, "probe.senders.append(requests[0].get_response_sender())")
     for later in ever_later(0.1):
-        async with serving(tmp_path, default_timeout=later) as door:
-            [message] = [one async for one in door.stream([request("m", {"X": ints(1)})], timeout=None)]
+        async with serving(tmp_path, default_timeout=later) as client:
+            [message] = [one async for one in client.stream([request("m", {"X": ints(1)})], timeout=None)]
             assert f"timeout of {later:g} seconds passed" in message.error_message
         if probe.senders:
             break
@@ -429,8 +442,8 @@ sender.send(response(x_of(requests[0])[0]), {FINAL})"""
         DECOUPLED,
         imports="import asyncio",
     )
-    async with serving(tmp_path) as door:
-        assert list(await asyncio.gather(outcome(door, 1), outcome(door, 2))) == [[1], [2]]
+    async with serving(tmp_path) as client:
+        assert list(await asyncio.gather(outcome(client, 1), outcome(client, 2))) == [[1], [2]]
 
 
 async def test_auto_complete_makes_it_decoupled(tmp_path: Path, probe: SimpleNamespace) -> None:
@@ -453,8 +466,8 @@ async def test_auto_complete_makes_it_decoupled(tmp_path: Path, probe: SimpleNam
         probe.seen.append("end")
 """
     write_model(tmp_path, "m", code, X_TO_Y)
-    async with serving(tmp_path) as door:
-        assert await outcome(door, 1) == [3]
-        code_, _ = await door.failure("m", {"X": ints(1)})
+    async with serving(tmp_path) as client:
+        assert await outcome(client, 1) == [3]
+        code_, _ = await client.failure("m", {"X": ints(1)})
         assert code_ is grpc.StatusCode.UNIMPLEMENTED
     assert probe.seen == ["end"]

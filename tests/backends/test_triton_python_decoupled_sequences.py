@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from triton_served import DECOUPLED, Door, reply, request, serving, write_model
+from triton_served import DECOUPLED, GrpcClient, reply, request, serving, write_model
 
 SEQUENCES = (
     DECOUPLED
@@ -70,13 +70,13 @@ LATER = "threading.Thread(target=self.send, args=(sender, values)).start()"
 @asynccontextmanager
 async def counting(
     folder: Path, kind: str = "def", send: str = LATER, config: str = SEQUENCES
-) -> AsyncIterator[Door]:
+) -> AsyncIterator[GrpcClient]:
     code = COUNTS.format(kind=kind, send=send, final=FINAL)
-    async with serving(write_model(folder, "m", code, config)) as door:
-        yield door
+    async with serving(write_model(folder, "m", code, config)) as client:
+        yield client
 
 
-async def outcome(door: Door, sequence: int, *xs: int, end: bool = True, start: bool = True) -> list[Any]:
+async def outcome(client: GrpcClient, sequence: int, *xs: int, end: bool = True, start: bool = True) -> list[Any]:
     """What comes for the requests of a sequence, one after the other on a stream: values, and errors' texts."""
     requests = [
         request(
@@ -92,7 +92,7 @@ async def outcome(door: Door, sequence: int, *xs: int, end: bool = True, start: 
     ]
     return [
         message.error_message or reply(message.infer_response).outputs["Y"].item()
-        async for message in door.stream(requests)
+        async for message in client.stream(requests)
     ]
 
 
@@ -100,48 +100,48 @@ async def outcome(door: Door, sequence: int, *xs: int, end: bool = True, start: 
 @pytest.mark.parametrize("send", [AT_ONCE, LATER], ids=["at once", "later"])
 @pytest.mark.parametrize("place", ["", 'parameters { key: "execution" value { string_value: "process" } }'])
 async def test_sequences_side_by_side(place: str, send: str, kind: str, tmp_path: Path) -> None:
-    async with counting(tmp_path, kind, send, SEQUENCES + place) as door:
+    async with counting(tmp_path, kind, send, SEQUENCES + place) as client:
         sequences = {1: (2, 3, 1), 2: (4, 0, 1), 7: (1, 1)}  # One more than there are instances.
-        found = await asyncio.gather(*(outcome(door, number, *xs) for number, xs in sequences.items()))
+        found = await asyncio.gather(*(outcome(client, number, *xs) for number, xs in sequences.items()))
         assert found == [[*range(sum(xs)), 100 * number] for number, xs in sequences.items()]
 
 
 async def test_more_answers_than_fit_into_a_buffer(tmp_path: Path) -> None:
-    async with counting(tmp_path, send=AT_ONCE) as door:
-        assert await outcome(door, 3, 5000, end=False) == list(range(5000))
-        assert await outcome(door, 3, 2, start=False) == [5000, 5001, 300]
+    async with counting(tmp_path, send=AT_ONCE) as client:
+        assert await outcome(client, 3, 5000, end=False) == list(range(5000))
+        assert await outcome(client, 3, 2, start=False) == [5000, 5001, 300]
 
 
 async def test_errors_end_their_request_and_not_the_sequence(tmp_path: Path) -> None:
-    async with counting(tmp_path) as door:
-        assert await outcome(door, 5, 2, end=False) == [0, 1]
+    async with counting(tmp_path) as client:
+        assert await outcome(client, 5, 2, end=False) == [0, 1]
         for wrong, told in (
             (-1, "ValueError: not below zero"),
             (-2, "wrong number"),
             (-3, "the model released the request's response sender"),
             (-4, "the execute function must return None, got str"),
         ):
-            (error,) = await outcome(door, 5, wrong, start=False, end=False)
+            (error,) = await outcome(client, 5, wrong, start=False, end=False)
             assert told in error
-        assert await outcome(door, 5, 1, start=False) == [2, 500]
+        assert await outcome(client, 5, 1, start=False) == [2, 500]
 
 
 async def test_a_reader_that_leaves_holds_nothing_up(tmp_path: Path) -> None:
-    async with counting(tmp_path) as door:
+    async with counting(tmp_path) as client:
         begun = request(
             "m",
             {"X": np.array([20_000], np.int32)},
             parameters={"sequence_id": 4, "sequence_start": True, "sequence_end": True},
         )
-        async for message in door.stream([begun]):
+        async for message in client.stream([begun]):
             assert reply(message.infer_response).outputs["Y"].item() == 0
             break
         # As many as there are instances, and more.
-        found = await asyncio.gather(*(outcome(door, number, 2) for number in (11, 12, 13, 14)))
+        found = await asyncio.gather(*(outcome(client, number, 2) for number in (11, 12, 13, 14)))
         assert found == [[0, 1, 100 * number] for number in (11, 12, 13, 14)]
 
 
 async def test_a_sequence_that_has_not_begun(tmp_path: Path) -> None:
-    async with counting(tmp_path) as door:
-        (error,) = await outcome(door, 9, 1, start=False)
+    async with counting(tmp_path) as client:
+        (error,) = await outcome(client, 9, 1, start=False)
         assert "must specify the START flag" in error

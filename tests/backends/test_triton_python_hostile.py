@@ -8,7 +8,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from triton_served import DECOUPLED, SECONDS, X_TO_Y, Door, in_common, ints, reply, request, serving, write_model
+from triton_served import (
+    DECOUPLED,
+    SECONDS,
+    X_TO_Y,
+    GrpcClient,
+    in_common,
+    ints,
+    reply,
+    request,
+    serving,
+    write_model,
+)
 
 import triglot
 from triglot.core.errors import ModelLoadError
@@ -58,10 +69,10 @@ def write(folder: Path, execute: str, *, kind: str = "def", decoupled: bool, mor
     return write_model(folder, "m", code, config, imports="import triglot")
 
 
-async def outcome(door: Door, x: int) -> Any:
+async def outcome(client: GrpcClient, x: int) -> Any:
     """The value of a request's one answer, or the text of its error."""
     async with asyncio.timeout(SECONDS):
-        [message] = [one async for one in door.stream([request("m", {"X": ints(x)})])]
+        [message] = [one async for one in client.stream([request("m", {"X": ints(x)})])]
     if message.error_message:
         return message.error_message
     return reply(message.infer_response).outputs["Y"].item()
@@ -91,14 +102,14 @@ async def test_exceptions_without_a_text(
         kind=kind,
         decoupled=decoupled,
     )
-    async with serving(tmp_path) as door:
+    async with serving(tmp_path) as client:
         for _ in range(2):
-            told = await outcome(door, -1)
+            told = await outcome(client, -1)
             assert told == (
                 f"Failed to process the request(s) for model instance 'm_0_0', message: {error}: "
                 + ("<its __str__ has raised ValueError>" if error == "Mute" else "")
             )
-            assert await outcome(door, 1) == 1
+            assert await outcome(client, 1) == 1
 
 
 @pytest.mark.parametrize("decoupled", [False, True])
@@ -124,9 +135,9 @@ async def test_a_coroutine_that_ends_its_loop(
 await asyncio.sleep(0)
 return answered(requests[0], 1)"""
     write(tmp_path, execute, kind="async def", decoupled=decoupled)
-    async with serving(tmp_path) as door:
+    async with serving(tmp_path) as client:
         for x in (1, -1, 1, -1, 1):
-            assert await outcome(door, x) == 1
+            assert await outcome(client, x) == 1
     assert "m_0_0 loop: the model's code stopped its event loop; the loop continues" in caplog.text
 
 
@@ -146,10 +157,10 @@ async def test_a_decoupled_model_that_calls_itself(tmp_path: Path, probe: Simple
     """Its `execute` holds the thread of an instance up."""
     group = f"instance_group [ {{ count: {instances} kind: KIND_CPU }} ]\n"
     write(tmp_path, CALLS_ITSELF.format(ask="answers = again.exec(decoupled=True)"), decoupled=True, more=group)
-    async with serving(tmp_path) as door:
+    async with serving(tmp_path) as client:
         for _ in range(2):
-            assert await outcome(door, instances - 1) == 1
-            told = await outcome(door, instances)
+            assert await outcome(client, instances - 1) == 1
+            told = await outcome(client, instances)
             assert f"the call would deadlock: {'m -> ' * instances}m, and every instance of 'm'" in told
 
 
@@ -157,5 +168,5 @@ async def test_a_decoupled_coroutine_may_call_itself(tmp_path: Path, probe: Simp
     """It holds nothing up."""
     ask = "answers = [one async for one in await again.async_exec(decoupled=True)]"
     write(tmp_path, CALLS_ITSELF.format(ask=ask), kind="async def", decoupled=True)
-    async with serving(tmp_path) as door:
-        assert await outcome(door, 3) == 1
+    async with serving(tmp_path) as client:
+        assert await outcome(client, 3) == 1

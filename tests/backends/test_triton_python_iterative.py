@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from triton_served import DECOUPLED, X_TO_Y, Door, ints, reply, request, serving, write_model
+from triton_served import DECOUPLED, X_TO_Y, GrpcClient, ints, reply, request, serving, write_model
 
 BATCHING = """
 max_batch_size: 4
@@ -81,13 +81,13 @@ def written(
     return write_model(folder, "m", code, tensors + more)
 
 
-async def answer(door: Door, x: int, **said: Any) -> int:
-    outputs = (await door.infer("m", {"X": ints(x)[None]}, **said)).outputs
+async def answer(client: GrpcClient, x: int, **said: Any) -> int:
+    outputs = (await client.infer("m", {"X": ints(x)[None]}, **said)).outputs
     return int(outputs["Y"].item())
 
 
-async def answers(door: Door, x: int) -> list[int]:
-    stream = door.stream([request("m", {"X": ints(x)[None]})])
+async def answers(client: GrpcClient, x: int) -> list[int]:
+    stream = client.stream([request("m", {"X": ints(x)[None]})])
     return [reply(one.infer_response).outputs["Y"].item() async for one in stream]
 
 
@@ -95,32 +95,32 @@ async def answers(door: Door, x: int) -> list[int]:
 @pytest.mark.parametrize("datatype", ["TYPE_UINT64", "TYPE_INT32", "TYPE_STRING"])
 @pytest.mark.parametrize("strategy", [DIRECT, OLDEST], ids=["direct", "oldest"])
 async def test_until_it_answers(strategy: str, datatype: str, place: str, tmp_path: Path) -> None:
-    async with serving(written(tmp_path, strategy, datatype, more=place)) as door:
+    async with serving(written(tmp_path, strategy, datatype, more=place)) as client:
         wanted = [1, 7, 2, 3, 30, 1, 5]
-        assert await asyncio.gather(*(answer(door, x) for x in wanted)) == wanted
+        assert await asyncio.gather(*(answer(client, x) for x in wanted)) == wanted
 
 
 async def test_what_a_request_says_of_its_sequence(tmp_path: Path) -> None:
-    async with serving(written(tmp_path)) as door:
+    async with serving(written(tmp_path)) as client:
         said: list[dict[str, Any]] = [
             {"sequence_id": 7},
             {"sequence_id": 7, "sequence_start": True},
             {"sequence_end": True},
             {},
         ]
-        assert [await answer(door, 3, parameters=parameters) for parameters in said] == [3] * 4
+        assert [await answer(client, 3, parameters=parameters) for parameters in said] == [3] * 4
 
 
 async def test_a_coroutine(tmp_path: Path) -> None:
-    async with serving(written(tmp_path, kind="async def")) as door:
-        assert [await answer(door, x) for x in (1, 4)] == [1, 4]
+    async with serving(written(tmp_path, kind="async def")) as client:
+        assert [await answer(client, x) for x in (1, 4)] == [1, 4]
 
 
 @pytest.mark.parametrize("kind", ["def", "async def"])
 @pytest.mark.parametrize("place", ["", PROCESS], ids=["thread", "process"])
 async def test_a_decoupled_model(place: str, kind: str, tmp_path: Path) -> None:
-    async with serving(written(tmp_path, kind=kind, decoupled=True, more=place)) as door:
-        found = await asyncio.gather(*(answers(door, x) for x in (1, 5, 3)))
+    async with serving(written(tmp_path, kind=kind, decoupled=True, more=place)) as client:
+        found = await asyncio.gather(*(answers(client, x) for x in (1, 5, 3)))
         assert found == [[1], [1, 2, 3, 4, 5], [1, 2, 3]]
 
 
@@ -135,10 +135,10 @@ async def test_an_error_later_on_is_of_those_that_are_left(tmp_path: Path) -> No
         "        if len(requests) == 1 and self.left:\n            raise ValueError('alone')\n        for request"
     )
     file.write_text(file.read_text().replace("        for request", fails, 1))
-    async with serving(path) as door:
-        first = asyncio.create_task(answer(door, 1))
+    async with serving(path) as client:
+        first = asyncio.create_task(answer(client, 1))
         with pytest.raises(grpc.aio.AioRpcError, match="alone"):
-            await answer(door, 2)
+            await answer(client, 2)
         assert await first == 1
 
 
@@ -148,10 +148,10 @@ async def test_who_comes_again_has_no_answer_yet(tmp_path: Path) -> None:
     early = "responses.append(pb_utils.InferenceResponse([]))"
     file.write_text(file.read_text().replace("responses.append(None)", early, 1))
     expected = "Expected a None object in the execute function return list for reschduled request, found type 'Inf"
-    async with serving(path) as door:
+    async with serving(path) as client:
         with pytest.raises(grpc.aio.AioRpcError, match=expected):
-            await answer(door, 2)
-        assert await answer(door, 1) == 1
+            await answer(client, 2)
+        assert await answer(client, 1) == 1
 
 
 GENERATES = """
@@ -181,9 +181,9 @@ async def test_as_in_tritons_own_tests(tmp_path: Path, shape: list[int]) -> None
     """Without controls, and with responses that end with the last one."""
     config = DECOUPLED.replace("-1", "1") + AGAIN + f"\nmax_batch_size: {4 * len(shape)}"
     write_model(tmp_path, "m", GENERATES, config)
-    async with serving(tmp_path) as door:
+    async with serving(tmp_path) as client:
         for _ in range(2):
-            stream = door.stream([request("m", {"X": ints(3).reshape([*shape, 1])})])
+            stream = client.stream([request("m", {"X": ints(3).reshape([*shape, 1])})])
             found = [reply(one.infer_response).outputs["Y"].tolist() async for one in stream]
             assert np.reshape(found, -1).tolist() == [2, 1, 0]
 
@@ -192,8 +192,8 @@ async def test_as_in_tritons_own_tests(tmp_path: Path, shape: list[int]) -> None
 async def test_schedulers_that_do_not_take_requests_back(tmp_path: Path, batching: str) -> None:
     write_model(tmp_path, "m", GENERATES, DECOUPLED.replace("-1", "1") + batching + "\nmax_batch_size: 4")
     said = {"parameters": {"sequence_id": 1, "sequence_start": True}}
-    async with serving(tmp_path) as door:
-        [only] = [one async for one in door.stream([request("m", {"X": ints(3)[None]}, **said)])]
+    async with serving(tmp_path) as client:
+        [only] = [one async for one in client.stream([request("m", {"X": ints(3)[None]}, **said)])]
         assert "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE" in only.error_message
 
 
@@ -202,22 +202,22 @@ async def test_a_model_that_keeps_the_sender_of_who_has_left(tmp_path: Path) -> 
     file = path / "1" / "model.py"
     kept = "sender = request.get_response_sender()"
     file.write_text(file.read_text().replace(kept, f"{kept}\n            self.kept = sender", 1))
-    async with serving(path) as door:
-        async for _ in door.stream([request("m", {"X": ints(2**31 - 1)[None]})]):
+    async with serving(path) as client:
+        async for _ in client.stream([request("m", {"X": ints(2**31 - 1)[None]})]):
             break
-        assert await answers(door, 2) == [1, 2]
+        assert await answers(client, 2) == [1, 2]
 
 
 @pytest.mark.parametrize("decoupled", [False, True])
 async def test_who_leaves_is_not_executed_for_ever(decoupled: bool, tmp_path: Path) -> None:
-    async with serving(written(tmp_path, decoupled=decoupled)) as door:
+    async with serving(written(tmp_path, decoupled=decoupled)) as client:
         endless = 2**31 - 1
         if decoupled:
-            async for _ in door.stream([request("m", {"X": ints(endless)[None]})]):
+            async for _ in client.stream([request("m", {"X": ints(endless)[None]})]):
                 break
-            assert await answers(door, 2) == [1, 2]
+            assert await answers(client, 2) == [1, 2]
         else:
             with pytest.raises(grpc.aio.AioRpcError) as raised:
-                await door.infer("m", {"X": ints(endless)[None]}, timeout=0.2)
+                await client.infer("m", {"X": ints(endless)[None]}, timeout=0.2)
             assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            assert await answer(door, 2) == 2
+            assert await answer(client, 2) == 2

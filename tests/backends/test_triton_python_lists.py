@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from triton_served import SECONDS, X_TO_Y, Door, in_common, ints, request, serving, write_model
+from triton_served import SECONDS, X_TO_Y, GrpcClient, in_common, ints, request, serving, write_model
 
 from triglot.core.operation import EVERYTHING
 from waiting import until
@@ -46,12 +46,12 @@ class TritonPythonModel:
 FAILED = "Failed to process the request(s) for model instance 'm_0_0', message: "
 
 
-async def outcomes(door: Door, *xs: int) -> list[Any]:
+async def outcomes(client: GrpcClient, *xs: int) -> list[Any]:
     """Of requests that come at the same time: the answer, or the code and the text of the error."""
 
     async def one(x: int) -> Any:
         try:
-            return (await door.infer("m", {"X": ints(x)[None]})).outputs["Y"].item()
+            return (await client.infer("m", {"X": ints(x)[None]})).outputs["Y"].item()
         except grpc.aio.AioRpcError as error:
             return error.code(), error.details()
 
@@ -64,14 +64,14 @@ def has(outcome: Any, code: grpc.StatusCode, text: str) -> bool:
 
 async def test_requests_come_as_a_list(tmp_path: Path) -> None:
     write_model(tmp_path, "m", LIST, BATCHED)
-    async with serving(tmp_path) as door:
-        assert await outcomes(door, 1, 2, 3, 4) == [5, 6, 7, 8]
+    async with serving(tmp_path) as client:
+        assert await outcomes(client, 1, 2, 3, 4) == [5, 6, 7, 8]
 
 
 async def test_each_response_may_have_an_error_of_its_own(tmp_path: Path) -> None:
     write_model(tmp_path, "m", LIST, BATCHED)
-    async with serving(tmp_path) as door:
-        first, second, third, fourth = await outcomes(door, 1, -2, 100, 101)
+    async with serving(tmp_path) as client:
+        first, second, third, fourth = await outcomes(client, 1, -2, 100, 101)
         assert first == 5
         assert has(second, grpc.StatusCode.INVALID_ARGUMENT, "-2 in 4")
         what = "Expected an 'InferenceResponse' object in the execute function return list, found type"
@@ -81,8 +81,8 @@ async def test_each_response_may_have_an_error_of_its_own(tmp_path: Path) -> Non
 
 async def test_outputs_are_checked(tmp_path: Path) -> None:
     write_model(tmp_path, "m", LIST, X_TO_Y.replace("-1", "1, 1"))
-    async with serving(tmp_path) as door:
-        [outcome] = await outcomes(door, 102)
+    async with serving(tmp_path) as client:
+        [outcome] = await outcomes(client, 102)
         assert has(outcome, grpc.StatusCode.INTERNAL, "output 'Y' as FP32, its signature says INT32")
 
 
@@ -97,8 +97,8 @@ class TritonPythonModel:
 """
     more = f'max_batch_size: 4\nparameters {{ key: "execution" value {{ string_value: "{execution}" }} }}'
     write_model(tmp_path, "m", code, X_TO_Y + more)
-    async with serving(tmp_path) as door:
-        answer = await door.infer("m", {"X": ints(1, 2)[None]})
+    async with serving(tmp_path) as client:
+        answer = await client.infer("m", {"X": ints(1, 2)[None]})
     np.testing.assert_array_equal(answer.outputs["Y"], np.arange(math.prod(shape)).reshape(shape), strict=False)
     assert answer.outputs["Y"].shape == shape
 
@@ -153,8 +153,8 @@ class TritonPythonModel:
 async def test_what_execute_must_not_do(tmp_path: Path, kind: str, returned: str, text: str) -> None:
     code = f"class TritonPythonModel:\n    {kind} execute(self, requests):\n        return {returned}\n"
     write_model(tmp_path, "m", code, X_TO_Y, imports="import sys")
-    async with serving(tmp_path) as door:
-        code, told = await door.failure("m", {"X": ints(1)})
+    async with serving(tmp_path) as client:
+        code, told = await client.failure("m", {"X": ints(1)})
         assert (code, text in told) == (grpc.StatusCode.INTERNAL, True), told
 
 
@@ -179,8 +179,8 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse(error=pb_utils.TritonError("so it is", code))]
 """
     write_model(tmp_path, "m", code, X_TO_Y)
-    async with serving(tmp_path) as door:
-        told = [await door.failure("m", {"X": ints(number)}) for number in range(len(CODES))]
+    async with serving(tmp_path) as client:
+        told = [await client.failure("m", {"X": ints(number)}) for number in range(len(CODES))]
     assert told == [(code, "so it is") for code in CODES.values()]
 
 
@@ -254,8 +254,8 @@ async def test_a_response_may_be_sent(
     logged: str,
 ) -> None:
     senders(tmp_path, *steps, kind=kind)
-    async with serving(tmp_path) as door:
-        asked = asyncio.create_task(outcomes(door, 1))
+    async with serving(tmp_path) as client:
+        asked = asyncio.create_task(outcomes(client, 1))
         probe.returned.set()
         [outcome] = await asked
     if isinstance(expected, str):
@@ -267,8 +267,8 @@ async def test_a_response_may_be_sent(
 
 async def test_nothing_is_sent_after_what_was_returned(tmp_path: Path, probe: SimpleNamespace) -> None:
     senders(tmp_path, "answer = response(1)", LATER)
-    async with serving(tmp_path) as door:
-        assert await outcomes(door, 1) == [1]
+    async with serving(tmp_path) as client:
+        assert await outcomes(client, 1) == [1]
         probe.returned.set()
         await until(lambda: probe.seen)
     assert probe.seen == [SECOND]
@@ -282,11 +282,11 @@ async def test_what_was_sent_stays_when_the_others_fail(tmp_path: Path, probe: S
         "if returned and 3 in xs: 1 / 0",
     )
     senders(tmp_path, *steps, config=BATCHED.replace("[ 4 ]", "[ 2 ]"))
-    async with serving(tmp_path) as door:
-        first, second = await outcomes(door, 1, 3)
+    async with serving(tmp_path) as client:
+        first, second = await outcomes(client, 1, 3)
         assert first == 1
         assert has(second, grpc.StatusCode.INTERNAL, "division by zero")
-        first, second = await outcomes(door, 1, 2)
+        first, second = await outcomes(client, 1, 2)
         assert first == 1
         assert has(second, grpc.StatusCode.INTERNAL, "found type 'str'")
 
@@ -315,11 +315,11 @@ async def test_requests_of_a_list_have_equal_shapes_unless_they_need_not(
     write_model(tmp_path, "m", SHAPES, f"{config} max_batch_size: 8 dynamic_batching {{ }} {more}")
 
     async def one(size: int) -> None:
-        async for message in door.stream([request("m", {"X": ints(*range(size))[None]})]):
+        async for message in client.stream([request("m", {"X": ints(*range(size))[None]})]):
             assert not message.error_message
 
-    async with serving(tmp_path) as door:
-        servable = door.server.dataplane.servable(EVERYTHING, "m")
+    async with serving(tmp_path) as client:
+        servable = client.server.dataplane.servable(EVERYTHING, "m")
         first = asyncio.create_task(one(1))
         await until(lambda: probe.seen)
         others = [asyncio.create_task(one(size)) for size in (2, 2, 3)]
@@ -391,11 +391,11 @@ async def test_optional_inputs_as_in_tritons_own_tests(tmp_path: Path) -> None:
     async def ask(model: str, *names: str, all_outputs: bool = False) -> dict[str, int]:
         inputs = {name: ints(int(name[-1]) + 5)[None] for name in names}
         outputs = () if all_outputs else [name.replace("IN", "OUT") for name in names]
-        answer = await door.infer(model, inputs, outputs=outputs, timeout=SECONDS)
+        answer = await client.infer(model, inputs, outputs=outputs, timeout=SECONDS)
         return {name: array.item() for name, array in answer.outputs.items()}
 
-    async with serving(tmp_path) as door:
-        statistics = door.server.dataplane.servable(EVERYTHING, "waits").statistics
+    async with serving(tmp_path) as client:
+        statistics = client.server.dataplane.servable(EVERYTHING, "waits").statistics
         for model in ("waits", "around"):
             for names in (("INPUT0", "INPUT1"), ("INPUT1",)):
                 wanted = {name.replace("IN", "OUT"): int(name[-1]) + 5 for name in names}
@@ -454,17 +454,19 @@ output [ { name: "Y" data_type: TYPE_INT32 dims: [ 1 ] } ]
 async def test_sequences_come_as_a_list(tmp_path: Path, strategy: tuple[str, str]) -> None:
     write_model(tmp_path, "m", SUMS, SEQUENCES % strategy)
 
-    async def one(door: Door, number: int, x: int, start: bool) -> Any:
+    async def one(client: GrpcClient, number: int, x: int, start: bool) -> Any:
         said = {"sequence_id": number, "sequence_start": start}
         try:
-            return (await door.infer("m", {"X": ints(x)[None]}, parameters=said)).outputs["Y"].item()
+            return (await client.infer("m", {"X": ints(x)[None]}, parameters=said)).outputs["Y"].item()
         except grpc.aio.AioRpcError as error:
             return error.code(), error.details()
 
-    async with serving(tmp_path) as door:
-        first = await asyncio.gather(*[one(door, number, number, True) for number in (1, 2, 3)])
+    async with serving(tmp_path) as client:
+        first = await asyncio.gather(*[one(client, number, number, True) for number in (1, 2, 3)])
         assert list(first) == [13, 23, 33]
-        second = await asyncio.gather(one(door, 1, 1, False), one(door, 2, -1, False), one(door, 3, 1, False))
+        second = await asyncio.gather(
+            one(client, 1, 1, False), one(client, 2, -1, False), one(client, 3, 1, False)
+        )
         assert (second[0], second[2]) == (23, 43)
         assert has(second[1], grpc.StatusCode.INVALID_ARGUMENT, "below 0")
 
@@ -493,11 +495,11 @@ class TritonPythonModel:
 
 async def test_instances_are_threads_with_an_object_of_their_own(tmp_path: Path, probe: SimpleNamespace) -> None:
     write_model(tmp_path, "m", THREADS, X_TO_Y + "instance_group [ { count: 3 kind: KIND_CPU } ]")
-    async with serving(tmp_path) as door:
-        await asyncio.gather(*[door.infer("m", {"X": ints(1)}) for _ in range(3)])
+    async with serving(tmp_path) as client:
+        await asyncio.gather(*[client.infer("m", {"X": ints(1)}) for _ in range(3)])
         names = [f"m_0_{number}" for number in range(3)]
         assert sorted(probe.seen) == names
-        await door.infer("m", {"X": ints(1)})
+        await client.infer("m", {"X": ints(1)})
     assert sorted(probe.seen[4:]) == [f"end of {name}" for name in names]
 
 
@@ -522,9 +524,9 @@ class Sync(TritonPythonModel):
 @pytest.mark.parametrize("code", [LOOPS, LOOPS + "\n\nTritonPythonModel = Sync\n"], ids=["async", "own"])
 async def test_a_coroutine_has_a_loop_that_stays(tmp_path: Path, probe: SimpleNamespace, code: str) -> None:
     write_model(tmp_path, "m", code, X_TO_Y)
-    async with serving(tmp_path) as door:
+    async with serving(tmp_path) as client:
         for _ in range(2):
-            await door.infer("m", {"X": ints(1)})
+            await client.infer("m", {"X": ints(1)})
     one, other = probe.seen
     assert one is other
     assert one is not asyncio.get_running_loop()

@@ -108,8 +108,8 @@ class TritonPythonModel:
 async def test_a_model_without_initialize_and_finalize(tmp_path: Path) -> None:
     code = CLASS.replace("[]", "[pb_utils.InferenceResponse([])]")
     write_model(tmp_path, "m", code, X_TO_Y)
-    async with serving(tmp_path) as door:
-        assert (await door.infer("m", {"X": ints(1)})).outputs == {}
+    async with serving(tmp_path) as client:
+        assert (await client.infer("m", {"X": ints(1)})).outputs == {}
 
 
 async def test_auto_complete_says_it_all(tmp_path: Path) -> None:
@@ -141,9 +141,9 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array(y, object))])]
 """
     write_model(tmp_path, "m", code)
-    async with serving(tmp_path) as door:
-        answer = await door.infer("m", {"X": ints(1)[None]})
-        model = door.server.dataplane.servable(EVERYTHING, "m").model
+    async with serving(tmp_path) as client:
+        answer = await client.infer("m", {"X": ints(1)[None]})
+        model = client.server.dataplane.servable(EVERYTHING, "m").model
         assert (model.max_batch_size, model.dynamic_batching) == (3, triglot.DynamicBatching())
         assert [(one.name, one.shape, one.optional) for one in model.inputs] == [
             ("X", (-1, 1), False),

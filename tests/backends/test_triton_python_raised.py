@@ -46,14 +46,14 @@ async def test_a_request_fails_and_the_next_is_answered(
     answer = SENT if config == DECOUPLED else PLAIN
     code = CODE.format(execute=execute, error=error, answer=answer)
     write_model(tmp_path, "m", code, config, imports="import asyncio")
-    async with serving(tmp_path) as door:
+    async with serving(tmp_path) as client:
         for _ in range(2):
             messages = [
                 message.error_message
-                async for message in door.stream([request("m", {"X": ints(3)}), request("m", {"X": ints(1)})])
+                async for message in client.stream([request("m", {"X": ints(3)}), request("m", {"X": ints(1)})])
             ]
             assert sorted(map(bool, messages)) == [False, True]
         if config != DECOUPLED:
-            code_, _ = await door.failure("m", {"X": ints(3)})
+            code_, _ = await client.failure("m", {"X": ints(3)})
             assert code_ is grpc.StatusCode.INTERNAL
-            assert (await door.infer("m", {"X": ints(1)})).outputs["Y"] == [1]
+            assert (await client.infer("m", {"X": ints(1)})).outputs["Y"] == [1]

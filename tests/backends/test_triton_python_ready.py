@@ -1,4 +1,4 @@
-"""`TritonPythonModel.is_ready`, as every door of the server asks it."""
+"""`TritonPythonModel.is_ready`, as every protocol of the server asks it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import aiohttp
 import grpc
 import numpy as np
 import pytest
-from triton_served import DECOUPLED, SERVICE, X_TO_Y, Door, ints, serving, text, write_model
+from triton_served import DECOUPLED, SERVICE, X_TO_Y, GrpcClient, ints, serving, text, write_model
 
 from triglot.pb.grpc.health.v1 import health_pb2
 from triglot.pb.kserve import inference_pb2 as pb
@@ -55,11 +55,11 @@ output [ { name: "Y" data_type: TYPE_INT32 dims: [ 1 ] } ]
 IN_A_PROCESS = 'parameters { key: "execution" value { string_value: "process" } }\n'
 
 
-class Doors:
+class ReadinessClients:
     """Everything that says whether a model is ready."""
 
-    def __init__(self, door: Door, channel: grpc.aio.Channel, session: aiohttp.ClientSession) -> None:
-        self.door = door
+    def __init__(self, client: GrpcClient, channel: grpc.aio.Channel, session: aiohttp.ClientSession) -> None:
+        self.client = client
         self.channel = channel
         self._session = session
 
@@ -86,13 +86,13 @@ def _serving(response: health_pb2.HealthCheckResponse) -> bool:
 
 
 @asynccontextmanager
-async def doors(*paths: Path) -> AsyncIterator[Doors]:
+async def readiness_clients(*paths: Path) -> AsyncIterator[ReadinessClients]:
     async with (
-        serving(*paths) as door,
-        grpc.aio.insecure_channel(f"127.0.0.1:{door.server.grpc_port}") as channel,
-        aiohttp.ClientSession(f"http://127.0.0.1:{door.server.rest_port}") as session,
+        serving(*paths) as client,
+        grpc.aio.insecure_channel(f"127.0.0.1:{client.server.grpc_port}") as channel,
+        aiohttp.ClientSession(f"http://127.0.0.1:{client.server.rest_port}") as session,
     ):
-        yield Doors(door, channel, session)
+        yield ReadinessClients(client, channel, session)
 
 
 @pytest.mark.parametrize("execution", ["", IN_A_PROCESS])
@@ -101,13 +101,13 @@ async def test_it_decides(tmp_path: Path, code: str, execution: str, caplog: pyt
     path = write_model(tmp_path, "moody", code, X_TO_Y + execution + "instance_group { count: 2 }\n")
     says = path / "says"
     says.write_text("True")
-    async with doors(path) as found:
+    async with readiness_clients(path) as found:
         assert await found.ready("moody")
         for answer in ("False", "1", "None", "1 / 0", "exit()"):
             says.write_text(answer)
             assert not await found.ready("moody"), answer
             # It is asked for readiness only: requests run.
-            assert (await found.door.infer("moody", {"X": ints(3)})).outputs["Y"].tolist() == [3]
+            assert (await found.client.infer("moody", {"X": ints(3)})).outputs["Y"].tolist() == [3]
         says.write_text("True")
         assert await found.ready("moody")
     if not execution:
@@ -119,7 +119,7 @@ async def test_every_instance_has_to_be_ready(tmp_path: Path) -> None:
         "        self.says =", '        self.name = args["model_instance_name"]\n        self.says ='
     )
     path = write_model(tmp_path, "moody", code, X_TO_Y + "instance_group { count: 2 }\n")
-    async with doors(path) as found:
+    async with readiness_clients(path) as found:
         for answer, ready in (
             ("name.endswith('_0')", False),
             ("name.endswith('_1')", False),
@@ -134,11 +134,11 @@ async def test_decoupled_and_asked_by_another_model(tmp_path: Path) -> None:
         write_model(tmp_path, "sends", SENDS, DECOUPLED),
         write_model(tmp_path, "asks", ASKS, ASKS_CONFIG),
     ]
-    async with doors(*paths) as found:
+    async with readiness_clients(*paths) as found:
         assert not await found.ready("sends")
         assert await found.ready("asks")
         for model, ready in (("sends", 0), ("asks", 1)):
-            reply = await found.door.infer("asks", {"NAME": text(model)})
+            reply = await found.client.infer("asks", {"NAME": text(model)})
             assert np.array_equal(reply.outputs["Y"], [ready])
 
 
@@ -146,7 +146,7 @@ async def test_a_watcher_hears_of_it(tmp_path: Path) -> None:
     path = write_model(tmp_path, "moody", MODEL, X_TO_Y)
     says = path / "says"
     says.write_text("False")
-    async with doors(path) as found:
+    async with readiness_clients(path) as found:
         watch = found.channel.unary_stream("/grpc.health.v1.Health/Watch")
         call = watch(health_pb2.HealthCheckRequest(service="moody").SerializeToString(), timeout=20)
         for answer in (False, True, False):

@@ -85,8 +85,8 @@ async def test_a_request_beside_hundreds_of_generations_takes_effect(
 ) -> None:
     config = f'{CHAT}parameters {{ key: "execution" value {{ string_value: "{execution}" }} }}'
     write_model(tmp_path, "chat", CHAT_CODE.replace("KIND", kind), config)
-    async with serving(tmp_path, grpc_transport=transport) as door:
-        call = door.open_stream(timeout=60)
+    async with serving(tmp_path, grpc_transport=transport) as client:
+        call = client.open_stream(timeout=60)
         for number in range(MANY):
             await call.write(chat(number))
         first = [await call.read() for _ in range(MANY)]
@@ -104,8 +104,8 @@ async def test_more_sequences_than_slots_lose_no_request(
 ) -> None:
     write_model(tmp_path, "sums", SUMS_CODE, SUMS.replace("STRATEGY", strategy))
     sequences, steps = 50, 6
-    async with serving(tmp_path, grpc_transport=transport) as door:
-        call = door.open_stream(timeout=60)
+    async with serving(tmp_path, grpc_transport=transport) as client:
+        call = client.open_stream(timeout=60)
         for step in range(steps):
             for number in range(1, sequences + 1):
                 flags = {"sequence_id": number, "sequence_start": not step, "sequence_end": step == steps - 1}

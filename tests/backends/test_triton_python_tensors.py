@@ -111,9 +111,9 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse(output_tensors=[y])]
 """
     write_model(tmp_path, "m", code, X_TO_Y.replace("INT32", "BF16"))
-    async with serving(tmp_path) as door:
+    async with serving(tmp_path) as client:
         x = np.array([1, 2.5], ml_dtypes.bfloat16)
-        assert_array_equal((await door.infer("m", {"X": x})).outputs["Y"], x)
+        assert_array_equal((await client.infer("m", {"X": x})).outputs["Y"], x)
 
 
 @given(st.lists(st.binary(max_size=5), min_size=1))

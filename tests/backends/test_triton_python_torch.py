@@ -59,6 +59,6 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", y.numpy())])]
 """
     write_model(tmp_path, "m", code, X_TO_Y.replace("INT32", "FP32"), imports="import torch")
-    async with serving(tmp_path) as door:
+    async with serving(tmp_path) as client:
         x = np.array([1, 2.5], np.float32)
-        assert_array_equal((await door.infer("m", {"X": x})).outputs["Y"], [3, 6])
+        assert_array_equal((await client.infer("m", {"X": x})).outputs["Y"], [3, 6])

@@ -16,7 +16,7 @@ from typing import Any
 
 import grpc
 import pytest
-from triton_served import Door, ints, reply, request, serving, write_model
+from triton_served import GrpcClient, ints, reply, request, serving, write_model
 
 from triglot.pb.kserve import inference_pb2 as pb
 
@@ -145,33 +145,33 @@ def asking(number: int, sequence: int = 1) -> pb.ModelInferRequest:
     return request("m", {"N": ints(number)}, id=str(number), parameters=flags)
 
 
-async def sizes(door: Door, number: int) -> list[int]:
+async def sizes(grpc_client: GrpcClient, number: int) -> list[int]:
     """The size of each response to another client's request."""
     found = []
-    async for message in door.stream([asking(number, sequence=2)]):
+    async for message in grpc_client.stream([asking(number, sequence=2)]):
         assert not message.error_message
         found.append(sum(output.size for output in reply(message.infer_response).outputs.values()))
     return found
 
 
 @asynccontextmanager
-async def stalled(door: Door, **options: Any) -> AsyncIterator[Any]:
+async def stalled(grpc_client: GrpcClient, **options: Any) -> AsyncIterator[Any]:
     """A call whose first response was read, on a connection of its own."""
     narrow = [("grpc.http2.bdp_probe", 0), ("grpc.use_local_subchannel_pool", 1)]
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{door.server.grpc_port}", options=narrow) as channel:
-        call = Door(door.server, channel).open_stream(**options)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{grpc_client.server.grpc_port}", options=narrow) as channel:
+        call = GrpcClient(grpc_client.server, channel).open_stream(**options)
         await call.write(asking(WANTED))
         assert not (await call.read()).error_message
         yield call
         call.cancel()
 
 
-async def check_others(door: Door) -> None:
+async def check_others(grpc_client: GrpcClient) -> None:
     """Others are answered, and the model learns of the client that reads nothing."""
-    assert await sizes(door, 3) == [65536] * 3
-    while await sizes(door, -1) != [1]:  # noqa: ASYNC110 - the model's code may be at its last response.
+    assert await sizes(grpc_client, 3) == [65536] * 3
+    while await sizes(grpc_client, -1) != [1]:  # noqa: ASYNC110 - the model's code may be at its last response.
         await asyncio.sleep(0.01)
-    assert await sizes(door, 3) == [65536] * 3
+    assert await sizes(grpc_client, 3) == [65536] * 3
 
 
 def write(folder: Path, model: str, execution: str) -> None:
@@ -189,8 +189,11 @@ async def test_a_client_that_does_not_read_its_stream_stalls_nobody(
     tmp_path: Path, model: str, execution: str, transport: str
 ) -> None:
     write(tmp_path, model, execution)
-    async with serving(tmp_path, grpc_transport=transport, max_unread_bytes=KEPT) as door, stalled(door) as call:
-        await check_others(door)
+    async with (
+        serving(tmp_path, grpc_transport=transport, max_unread_bytes=KEPT) as grpc_client,
+        stalled(grpc_client) as call,
+    ):
+        await check_others(grpc_client)
         found = [await call.read()]
         while not found[-1].error_message:
             found.append(await call.read())
@@ -207,8 +210,8 @@ async def test_the_status_of_a_call_whose_client_does_not_read_is_resource_exhau
 ) -> None:
     write(tmp_path, model, "thread")
     ends = {"metadata": (("triton_grpc_error", "true"),)}
-    async with serving(tmp_path, max_unread_bytes=KEPT) as door, stalled(door, **ends) as call:
-        await check_others(door)
+    async with serving(tmp_path, max_unread_bytes=KEPT) as grpc_client, stalled(grpc_client, **ends) as call:
+        await check_others(grpc_client)
         with suppress(grpc.aio.AioRpcError):
             while await call.read() is not grpc.aio.EOF:
                 pass
@@ -221,16 +224,16 @@ async def test_the_status_of_a_call_whose_client_does_not_read_is_resource_exhau
 async def test_a_stalled_stream_of_events_stalls_nobody(tmp_path: Path, model: str, transport: str) -> None:
     write(tmp_path, model, "thread")
     body = json.dumps({"N": WANTED}).encode()
-    async with serving(tmp_path, http_transport=transport, max_unread_bytes=KEPT) as door:
+    async with serving(tmp_path, http_transport=transport, max_unread_bytes=KEPT) as grpc_client:
         with socket.socket() as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
             client.setblocking(False)
             loop = asyncio.get_running_loop()
-            await loop.sock_connect(client, ("127.0.0.1", door.server.rest_port))
+            await loop.sock_connect(client, ("127.0.0.1", grpc_client.server.rest_port))
             head = f"POST /v2/models/m/generate_stream HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}"
             await loop.sock_sendall(client, f"{head}\r\n\r\n".encode() + body)
             assert (await loop.sock_recv(client, 100)).startswith(b"HTTP/1.1 200")
-            await check_others(door)
+            await check_others(grpc_client)
             received = b""
             while b"max_unread_bytes" not in received[-4096:]:
                 received += (more := await loop.sock_recv(client, 2**20))
@@ -240,7 +243,7 @@ async def test_a_stalled_stream_of_events_stalls_nobody(tmp_path: Path, model: s
 
 async def test_a_client_that_reads_slowly_gets_all_that_is_kept(tmp_path: Path) -> None:
     write(tmp_path, "response thread", "thread")
-    async with serving(tmp_path, max_unread_bytes=WANTED * 2**17) as door, stalled(door) as call:
-        assert await sizes(door, 3) == [65536] * 3
+    async with serving(tmp_path, max_unread_bytes=WANTED * 2**17) as grpc_client, stalled(grpc_client) as call:
+        assert await sizes(grpc_client, 3) == [65536] * 3
         for _ in range(1, WANTED):
             assert not (await call.read()).error_message

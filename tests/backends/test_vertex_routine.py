@@ -220,7 +220,7 @@ def test_a_handlers_own_kinds_of_content(handlers: int) -> None:
     assert (status, json.loads(body)) == (200, {"contentType": "text/csv; charset=utf-8", "data": "Mi4w"})
 
 
-def test_a_handler_gets_json_from_all_other_doors(handlers: int) -> None:
+def test_a_handler_gets_json_from_all_other_interfaces(handlers: int) -> None:
     rest = Rest(handlers)
     for path in ("/v1/models/csv:predict", "/v1/projects/p/models/csv:predict"):
         assert rest.post(path, {"instances": [1, 2]}) == (200, {"predictions": [2.0, 4.0]})

@@ -35,7 +35,7 @@ class Reply:
     parameters: dict[str, Any]
 
 
-class Door:
+class GrpcClient:
     """The server's gRPC port."""
 
     def __init__(self, server: triglot.Server, channel: grpc.aio.Channel) -> None:
@@ -111,14 +111,14 @@ def reply(message: pb.ModelInferResponse) -> Reply:
 
 
 @asynccontextmanager
-async def serving(*paths: Path | NamedPath, **options: Any) -> AsyncIterator[Door]:
+async def serving(*paths: Path | NamedPath, **options: Any) -> AsyncIterator[GrpcClient]:
     """A server of the models at `paths`."""
     config = triglot.Config(**{"grpc_port": 0, "rest_port": 0, "grace": 1.0} | transport_options(**options))
     async with (
         triglot.Server(paths, config) as server,
         grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel,
     ):
-        yield Door(server, channel)
+        yield GrpcClient(server, channel)
 
 
 def write_model(folder: Path, name: str, code: str, config: str = "", *, imports: str = "") -> Path:

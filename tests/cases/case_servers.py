@@ -60,7 +60,7 @@ def write_python_models(folder: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class Doors:
+class Address:
     """Where a server listens, and the folder of its models."""
 
     rest_port: int
@@ -68,7 +68,7 @@ class Doors:
     models: Path
 
 
-class Servers(LazyServers[Doors]):
+class Servers(LazyServers[Address]):
     """Servers of the models in `models` (NAME/VERSION/…), in the environment of `python`.
 
     - models, ml: all of them
@@ -83,12 +83,12 @@ class Servers(LazyServers[Doors]):
         self._folder = folder
         self._python = python
 
-    def _start(self, name: str) -> Doors:
+    def _start(self, name: str) -> Address:
         command, arguments = self._command(name)
         grpc_port, rest_port = self._keep(
             Triglot(*arguments, command=command, environment=ENVIRONMENT[command], python=self._python)
         )
-        return Doors(rest_port, self._running.enter_context(grpc_channel(grpc_port)), self._models)
+        return Address(rest_port, self._running.enter_context(grpc_channel(grpc_port)), self._models)
 
     def _check_end(self, server: Triglot) -> None:
         """A clean end, and no error in the log but the prediction routine's."""

@@ -19,27 +19,27 @@ OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_
 
 
 @dataclass(frozen=True)
-class Doors:
+class Address:
     """Where a server listens."""
 
     http_port: int
     channel: grpc.Channel
 
 
-class Servers(LazyServers[Doors]):
+class Servers(LazyServers[Address]):
     """One server for each configuration of the toy project, and one for HEALTH; their files are in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self._folder = folder
 
-    def _start(self, name: str) -> Doors:
+    def _start(self, name: str) -> Address:
         assert name in (*CONFIGS, HEALTH), f"no set-up {name}"
         config = "default" if name == HEALTH else name
         arguments = grps_arguments(TOYS, self._folder / name, config)
         grpc_port, http_port = self._keep(Triglot(*arguments, command="grps", environment=ENVIRONMENT))
         channel = grpc.insecure_channel(f"127.0.0.1:{grpc_port}", OPTIONS)
-        return Doors(http_port, self._running.enter_context(channel))
+        return Address(http_port, self._running.enter_context(channel))
 
     def _check_end(self, server: Triglot) -> None:
         status = server.wait()

@@ -10,14 +10,14 @@ from typing import Generic, Self, TypeVar
 
 from process import Triglot
 
-Doors = TypeVar("Doors")
+Address = TypeVar("Address")
 
 
-class LazyServers(ABC, Generic[Doors]):
+class LazyServers(ABC, Generic[Address]):
     """`servers[NAME]` is where the server of that name listens. All are ended together."""
 
     def __init__(self) -> None:
-        self._doors: dict[str, Doors | AssertionError] = {}
+        self._addresses: dict[str, Address | AssertionError] = {}
         self._servers: list[Triglot] = []
         self._running = ExitStack()
 
@@ -32,17 +32,17 @@ class LazyServers(ABC, Generic[Doors]):
             server.signal(signal.SIGTERM)
         self._running.close()
 
-    def __getitem__(self, name: str) -> Doors:
+    def __getitem__(self, name: str) -> Address:
         """Raise `AssertionError` when the server does not start; it is started once all the same."""
-        if name not in self._doors:
+        if name not in self._addresses:
             try:
-                self._doors[name] = self._start(name)
+                self._addresses[name] = self._start(name)
             except AssertionError as error:
-                self._doors[name] = error
-        doors = self._doors[name]
-        if isinstance(doors, AssertionError):
-            raise doors
-        return doors
+                self._addresses[name] = error
+        address = self._addresses[name]
+        if isinstance(address, AssertionError):
+            raise address
+        return address
 
     def _keep(self, server: Triglot) -> tuple[int, int]:
         """The ports for gRPC and REST of a server that runs from now on until the end."""
@@ -53,7 +53,7 @@ class LazyServers(ABC, Generic[Doors]):
         return ports
 
     @abstractmethod
-    def _start(self, name: str) -> Doors:
+    def _start(self, name: str) -> Address:
         """Start the server of this name, and keep it. Raise `AssertionError`."""
 
     @abstractmethod

@@ -37,8 +37,8 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
 
 @pytest.mark.parametrize("line", [pytest.param(line, id=line["name"]) for line in LINES])
 def test_toy_models(line: Line, servers: Servers) -> None:
-    doors = servers[line.get("server", "default")]
-    check(line, ask(line, doors.http_port, doors.channel))
+    address = servers[line.get("server", "default")]
+    check(line, ask(line, address.http_port, address.channel))
 
 
 def test_no_case_is_lost() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from case_lines import Answer, Line, call, check, load, send
-from case_servers import ROUTES, ROUTINE, Doors, Servers, write_python_models
+from case_servers import ROUTES, ROUTINE, Address, Servers, write_python_models
 
 import environments
 import saved_models
@@ -45,35 +45,35 @@ def cases(*files: str, ml: bool = False) -> list[Any]:
     ]
 
 
-def run(line: Line, doors: Doors) -> None:
+def run(line: Line, address: Address) -> None:
     """One case: the call and what is expected of it."""
-    line = filled_in(line, doors)
-    check(line, ask(line, doors))
+    line = filled_in(line, address)
+    check(line, ask(line, address))
     if "then" in line:
         then = line["then"]
         with suppress(AssertionError):
-            wait_until(lambda: holds(then, doors))
-        check(then, ask(then, doors))
+            wait_until(lambda: holds(then, address))
+        check(then, ask(then, address))
 
 
-def filled_in(line: Line, doors: Doors) -> Line:
+def filled_in(line: Line, address: Address) -> Line:
     """The line with what differs from run to run: $MODELS, a folder, and the paths that Vertex AI chooses."""
     text = json.dumps(line)
-    for name, value in {"MODELS": str(doors.models), **ROUTES}.items():
+    for name, value in {"MODELS": str(address.models), **ROUTES}.items():
         text = text.replace(f"${name}", value)
     filled: Line = json.loads(text)
     return filled
 
 
-def ask(line: Line, doors: Doors) -> Answer:
-    """The answer, by the door that the line is for."""
-    return send(line, doors.rest_port) if "send" in line else call(line, doors.channel)
+def ask(line: Line, address: Address) -> Answer:
+    """The answer, over the protocol that the line is for."""
+    return send(line, address.rest_port) if "send" in line else call(line, address.channel)
 
 
-def holds(line: Line, doors: Doors) -> bool:
+def holds(line: Line, address: Address) -> bool:
     """Whether the answer is the expected one."""
     try:
-        check(line, ask(line, doors))
+        check(line, ask(line, address))
     except AssertionError:
         return False
     return True

@@ -131,7 +131,7 @@ def test_what_scripts_wait_for(tmp_path: Path) -> None:
         server.stop()
 
 
-def test_one_model_over_both_doors(tmp_path: Path) -> None:
+def test_one_model_over_both_protocols(tmp_path: Path) -> None:
     folder = base_path(tmp_path / "m", 1, 3)
     with TfServing(f"--model_base_path={folder}", "--model_name=half") as server:
         grpc_port, rest_port = server.ports()

@@ -22,7 +22,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from promql import Series, series_of
 
 from process import SECONDS, Triglot, write_model
-from protocol_clients.every_protocol import DOORS, MODEL, infer_message
+from protocol_clients.every_protocol import INTERFACES, MODEL, infer_message
 
 MODEL_TEXT = """
 import time
@@ -92,8 +92,8 @@ class Observed:
 
     async def calls_of_all_kinds(self) -> None:
         """By every protocol, with success and without; in batches, refused, too late."""
-        for door in DOORS.values():
-            assert (await door(self, 1.0)).value == 0.5
+        for interface in INTERFACES.values():
+            assert (await interface(self, 1.0)).value == 0.5
         assert await self.infer("absent") == 404
         assert await self.infer("failing") == 500
         for model in ("apart", "batched", "holding", "cached", "cached"):

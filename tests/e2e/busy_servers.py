@@ -12,14 +12,26 @@ from live import Live, live
 from scripted_models import Scripted
 
 from process import SECONDS
-from protocol_clients.every_protocol import DOORS, MODEL, Door, Told, kserve_grpc, kserve_rest, kserve_stream
+from protocol_clients.every_protocol import (
+    INTERFACES,
+    MODEL,
+    Interface,
+    Told,
+    kserve_grpc,
+    kserve_rest,
+    kserve_stream,
+)
 from triglot.core.errors import Code
 from waiting import until
 
 SOON = 0.05
-EVERY_DOOR = pytest.mark.parametrize("door", DOORS.values(), ids=DOORS)
-REST = {name: door for name, door in DOORS.items() if "gRPC" not in name and door is not kserve_stream}
-PARAMETERS = pytest.mark.parametrize("door", [kserve_grpc, kserve_rest, kserve_stream])
+EVERY_INTERFACE = pytest.mark.parametrize("interface", INTERFACES.values(), ids=INTERFACES)
+REST = {
+    name: interface
+    for name, interface in INTERFACES.items()
+    if "gRPC" not in name and interface is not kserve_stream
+}
+PARAMETERS = pytest.mark.parametrize("interface", [kserve_grpc, kserve_rest, kserve_stream])
 HELD = ("held_requests", "held_bytes")
 
 
@@ -32,9 +44,9 @@ async def until_let_go(server: Live) -> None:
     assert [one.value for one in version.servable.readings() if one.name in HELD] == [0, 0]
 
 
-async def ask(server: Live, door: Door, value: float = 1, **more: Any) -> Told:
+async def ask(server: Live, interface: Interface, value: float = 1, **more: Any) -> Told:
     async with asyncio.timeout(SECONDS):
-        return await door(server, value, **more)
+        return await interface(server, value, **more)
 
 
 @asynccontextmanager

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from client_scripts import ReportOf
-from hostile_names import Doors, opened
+from hostile_names import ExposedServer, opened
 from model_configs import config_flag, config_text
 from server_process import ServerProcess
 
@@ -104,14 +104,14 @@ async def browser() -> AsyncIterator[None]:
 
 
 @pytest.fixture(scope="module")
-def hostile_doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
+def exposed_for_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExposedServer]:
     """A server beside whose repository there are models that it must not open."""
-    with opened(tmp_path_factory.mktemp("names")) as doors:
-        yield doors
+    with opened(tmp_path_factory.mktemp("names")) as exposed:
+        yield exposed
 
 
 @pytest.fixture
-def doors(hostile_doors: Doors) -> Iterator[Doors]:
+def exposed(exposed_for_all: ExposedServer) -> Iterator[ExposedServer]:
     """The same; that nothing was opened, and all is well, is checked after each test."""
-    yield hostile_doors
-    hostile_doors.check()
+    yield exposed_for_all
+    exposed_for_all.check()

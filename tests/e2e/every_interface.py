@@ -125,7 +125,11 @@ def told(story: Story, name: str) -> dict[str, Any]:
         "grps ready": story.server,
     }
     health = ("SERVING" if ready else "NOT_SERVING") if story.known else "NOT_FOUND"
-    answers = {f"{question}, {door}": answer for question, answer in answers.items() for door in ("gRPC", "REST")}
+    answers = {
+        f"{question}, {interface}": answer
+        for question, answer in answers.items()
+        for interface in ("gRPC", "REST")
+    }
     del answers["list, gRPC"]
     return answers | {
         "health": health,

@@ -82,7 +82,7 @@ INVALID, NOT_FOUND = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
 
 
 @dataclass(frozen=True)
-class Doors:
+class ExposedServer:
     """A server in explicit mode, of a repository in a folder that has more."""
 
     server: ServerProcess
@@ -142,14 +142,14 @@ def write_models(folder: Path) -> Path:
 
 
 @contextmanager
-def opened(folder: Path) -> Iterator[Doors]:
+def opened(folder: Path) -> Iterator[ExposedServer]:
     """The server, which serves `good`; at the end of the block it does so still."""
     arguments = (str(write_models(folder)), "--model-control-mode", "explicit", "--load-model", "good")
     with ServerProcess(*arguments) as server, grpc_channel(int(server.grpc_address.rpartition(":")[2])) as channel:
-        doors = Doors(server, folder, channel)
-        doors.check()
-        yield doors
-        doors.check()
+        exposed = ExposedServer(server, folder, channel)
+        exposed.check()
+        yield exposed
+        exposed.check()
 
 
 def the_same(name: str) -> list[str]:

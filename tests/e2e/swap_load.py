@@ -36,7 +36,7 @@ class Reply(NamedTuple):
     """A successful call. `content` is the number in the model's file; `sent` and `received` are instants of
     `time.monotonic`."""
 
-    door: str
+    interface: str
     content: int
     sent: float
     received: float
@@ -176,13 +176,13 @@ class Load:
         self._answered = asyncio.Condition()
         self._ends = False
 
-    async def _ask(self, door: str, ask: Ask) -> None:
+    async def _ask(self, interface: str, ask: Ask) -> None:
         while not self._ends:
             sent = monotonic()
             content = int((await ask())[-1])
-            self.replies.append(Reply(door, content, sent, monotonic()))
-            if content != self._latest[door]:
-                self._latest[door] = content
+            self.replies.append(Reply(interface, content, sent, monotonic()))
+            if content != self._latest[interface]:
+                self._latest[interface] = content
                 async with self._answered:
                     self._answered.notify_all()
             await asyncio.sleep(PAUSE)
@@ -196,8 +196,8 @@ class Load:
     async def going_on(self) -> AsyncIterator[None]:
         """Run the load during the block, and until the last calls end. Raise errors of calls and checks."""
         async with asyncio.TaskGroup() as tasks:
-            for door, ask in self._asks.items():
-                tasks.create_task(self._ask(door, ask), name=door)
+            for interface, ask in self._asks.items():
+                tasks.create_task(self._ask(interface, ask), name=interface)
             for check in self._checks:
                 tasks.create_task(self._check(check))
             yield

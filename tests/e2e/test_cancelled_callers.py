@@ -8,42 +8,42 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-from busy_servers import EVERY_DOOR, SOON, ask, busy, until_let_go
+from busy_servers import EVERY_INTERFACE, SOON, ask, busy, until_let_go
 from live import Live, live
 from scripted_models import Inputs, Plain, Scripted
 
 from process import SECONDS
-from protocol_clients.every_protocol import MODEL, STREAMS, Door, kserve_rest
+from protocol_clients.every_protocol import MODEL, STREAMS, Interface, kserve_rest
 from triglot.core.errors import Code
 from waiting import ever_later, until
 
 
-@EVERY_DOOR
-async def test_a_caller_that_leaves_the_queue_is_never_run(door: Door) -> None:
+@EVERY_INTERFACE
+async def test_a_caller_that_leaves_the_queue_is_never_run(interface: Interface) -> None:
     model = Scripted(open_gate=False)
     async with busy(model) as server:
-        leaving = asyncio.ensure_future(door(server, 1))
+        leaving = asyncio.ensure_future(interface(server, 1))
         await until(lambda: server.leases() == 2)
         leaving.cancel()
         await until(lambda: server.leases() == 1)
     assert model.started == [0]
 
 
-@EVERY_DOOR
-async def test_a_running_model_sees_that_its_caller_left(door: Door) -> None:
+@EVERY_INTERFACE
+async def test_a_running_model_sees_that_its_caller_left(interface: Interface) -> None:
     model = Scripted(open_gate=False)
     async with live({MODEL: model}) as server:
-        leaving = asyncio.ensure_future(door(server, 1))
+        leaving = asyncio.ensure_future(interface(server, 1))
         await model.wait_until_entered()
         leaving.cancel()
         await until(lambda: model.calls[0].cancelled)
         await until_let_go(server)
         model.gate.set()
-        assert (await ask(server, door, 2)).value == 4
+        assert (await ask(server, interface, 2)).value == 4
 
 
-@EVERY_DOOR
-async def test_code_on_the_loop_is_cancelled_when_its_caller_leaves(door: Door) -> None:
+@EVERY_INTERFACE
+async def test_code_on_the_loop_is_cancelled_when_its_caller_leaves(interface: Interface) -> None:
     runs, ended = asyncio.Event(), asyncio.Event()
 
     async def infer(inputs: Inputs) -> Any:
@@ -54,7 +54,7 @@ async def test_code_on_the_loop_is_cancelled_when_its_caller_leaves(door: Door) 
             ended.set()
 
     async with live({MODEL: Plain(infer)}) as server:
-        leaving = asyncio.ensure_future(door(server, 1))
+        leaving = asyncio.ensure_future(interface(server, 1))
         await asyncio.wait_for(runs.wait(), SECONDS)
         leaving.cancel()
         await asyncio.wait_for(ended.wait(), SECONDS)
@@ -105,13 +105,13 @@ class Steps:
 
 
 @pytest.mark.parametrize("on_loop", [False, True])
-@pytest.mark.parametrize("door", STREAMS.values(), ids=STREAMS)
-async def test_a_streaming_model_is_closed_at_its_next_answer(door: Door, on_loop: bool) -> None:
+@pytest.mark.parametrize("interface", STREAMS.values(), ids=STREAMS)
+async def test_a_streaming_model_is_closed_at_its_next_answer(interface: Interface, on_loop: bool) -> None:
     for later in ever_later(SOON):
         steps = Steps()
         model = Plain(steps.on_loop if on_loop else steps.on_thread)
         async with live({MODEL: model}, default_timeout=later) as server:
-            told = await ask(server, door)
+            told = await ask(server, interface)
             assert told.code is Code.DEADLINE_EXCEEDED
             assert "default_timeout" in told.text
             await until_let_go(server)

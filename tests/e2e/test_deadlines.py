@@ -9,13 +9,13 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from busy_servers import EVERY_DOOR, PARAMETERS, REST, SOON, ask, busy, until_let_go
+from busy_servers import EVERY_INTERFACE, PARAMETERS, REST, SOON, ask, busy, until_let_go
 from live import live
 from scripted_models import Inputs, Plain, Scripted
 
 import triglot
 from process import SECONDS
-from protocol_clients.every_protocol import MODEL, Door, infer_message, kserve_grpc, kserve_stream
+from protocol_clients.every_protocol import MODEL, Interface, infer_message, kserve_grpc, kserve_stream
 from triglot.core.errors import Code
 from triglot.model.scheduling import DynamicBatching, QueuePolicy
 from waiting import ever_later, until
@@ -23,12 +23,12 @@ from waiting import ever_later, until
 # --- the server's default ---
 
 
-@EVERY_DOOR
-async def test_the_servers_default_ends_a_running_call(door: Door) -> None:
+@EVERY_INTERFACE
+async def test_the_servers_default_ends_a_running_call(interface: Interface) -> None:
     for later in ever_later(SOON):
         model = Scripted(open_gate=False)
         async with live({MODEL: model}, default_timeout=later) as server:
-            told = await ask(server, door)
+            told = await ask(server, interface)
             assert told.code is Code.DEADLINE_EXCEEDED
             assert f"the server's default_timeout of {later:g} seconds passed " in told.text
             if not model.calls:
@@ -42,8 +42,8 @@ async def test_the_servers_default_ends_a_running_call(door: Door) -> None:
             break
 
 
-@EVERY_DOOR
-async def test_a_model_that_sees_the_deadline_first_is_no_other_error(door: Door) -> None:
+@EVERY_INTERFACE
+async def test_a_model_that_sees_the_deadline_first_is_no_other_error(interface: Interface) -> None:
     begun = asyncio.Event()
 
     async def infer(inputs: Inputs, call: triglot.Call) -> Any:
@@ -54,19 +54,19 @@ async def test_a_model_that_sees_the_deadline_first_is_no_other_error(door: Door
 
     for later in ever_later(SOON):
         async with live({MODEL: Plain(infer)}, default_timeout=later) as server:
-            told = await ask(server, door)
+            told = await ask(server, interface)
             assert told.code is Code.DEADLINE_EXCEEDED
         if begun.is_set():
             assert f"default_timeout of {later:g} seconds passed while the model" in told.text
             break
 
 
-@EVERY_DOOR
-async def test_the_servers_default_ends_a_waiting_call(door: Door) -> None:
+@EVERY_INTERFACE
+async def test_the_servers_default_ends_a_waiting_call(interface: Interface) -> None:
     for later in ever_later(SOON):
         model = Scripted(open_gate=False)
         async with busy(model, default_timeout=later) as server:
-            told = await ask(server, door)
+            told = await ask(server, interface)
             assert told.code is Code.DEADLINE_EXCEEDED
             assert f"default_timeout of {later:g} seconds passed " in told.text
             await until(lambda: server.leases() == 1)
@@ -75,8 +75,8 @@ async def test_the_servers_default_ends_a_waiting_call(door: Door) -> None:
             break
 
 
-@EVERY_DOOR
-async def test_code_on_the_loop_is_cancelled_at_the_deadline(door: Door) -> None:
+@EVERY_INTERFACE
+async def test_code_on_the_loop_is_cancelled_at_the_deadline(interface: Interface) -> None:
     begun, ended = asyncio.Event(), asyncio.Event()
 
     async def infer(inputs: Inputs) -> Any:
@@ -88,7 +88,7 @@ async def test_code_on_the_loop_is_cancelled_at_the_deadline(door: Door) -> None
 
     for later in ever_later(SOON):
         async with live({MODEL: Plain(infer)}, default_timeout=later) as server:
-            told = await ask(server, door)
+            told = await ask(server, interface)
             assert told.code is Code.DEADLINE_EXCEEDED
             assert "default_timeout" in told.text
             await until_let_go(server)
@@ -97,8 +97,8 @@ async def test_code_on_the_loop_is_cancelled_at_the_deadline(door: Door) -> None
             break
 
 
-@EVERY_DOOR
-async def test_code_on_the_loop_that_goes_on_at_the_deadline_is_late(door: Door) -> None:
+@EVERY_INTERFACE
+async def test_code_on_the_loop_that_goes_on_at_the_deadline_is_late(interface: Interface) -> None:
     """It is waited for, since nothing else can end it; what it answers then is no answer."""
     cancelled, go_on = asyncio.Event(), asyncio.Event()
 
@@ -112,7 +112,7 @@ async def test_code_on_the_loop_that_goes_on_at_the_deadline_is_late(door: Door)
 
     for later in ever_later(SOON):
         async with live({MODEL: Plain(infer)}, default_timeout=later) as server:
-            asked = asyncio.ensure_future(ask(server, door))
+            asked = asyncio.ensure_future(ask(server, interface))
             begun = asyncio.ensure_future(cancelled.wait())
             await asyncio.wait([asked, begun], return_when=asyncio.FIRST_COMPLETED)
             go_on.set()
@@ -208,13 +208,13 @@ class OverriddenAtLevel2(Batched):
     ],
 )
 async def test_timeout_that_no_queue_policy_allows_is_ignored(
-    door: Door, kind: type[Scripted], priority: int
+    interface: Interface, kind: type[Scripted], priority: int
 ) -> None:
     model = kind(open_gate=False)
     async with busy(model) as server:
         timeouts = (1, 30, 1000)
         waiting = [
-            asyncio.ensure_future(ask(server, door, parameters={"timeout": timeout, "priority": priority}))
+            asyncio.ensure_future(ask(server, interface, parameters={"timeout": timeout, "priority": priority}))
             for timeout in timeouts
         ]
         await until(lambda: server.leases() == 1 + len(timeouts))
@@ -226,23 +226,23 @@ async def test_timeout_that_no_queue_policy_allows_is_ignored(
 @PARAMETERS
 @pytest.mark.parametrize(("kind", "priority"), [(Overridden, 0), (OverriddenAtLevel2, 2)])
 async def test_timeout_that_the_queue_policy_allows_ends_a_queued_request(
-    door: Door, kind: type[Scripted], priority: int
+    interface: Interface, kind: type[Scripted], priority: int
 ) -> None:
     model = kind(open_gate=False)
     async with busy(model) as server:
-        told = await ask(server, door, parameters={"timeout": 1000, "priority": priority})
+        told = await ask(server, interface, parameters={"timeout": 1000, "priority": priority})
         assert told.text.endswith("Request timeout expired")
-        assert door is kserve_stream or told.code is Code.UNAVAILABLE
+        assert interface is kserve_stream or told.code is Code.UNAVAILABLE
     assert model.started == [0]
 
 
-@EVERY_DOOR
-async def test_the_servers_default_ends_a_member_of_a_batch(door: Door) -> None:
+@EVERY_INTERFACE
+async def test_the_servers_default_ends_a_member_of_a_batch(interface: Interface) -> None:
     model = Batched(open_gate=False)
     async with live({MODEL: model}, default_timeout=SOON) as server:
         first = asyncio.ensure_future(kserve_grpc(server, 0, timeout=SECONDS))
         await model.wait_until_entered()
-        told = await ask(server, door)
+        told = await ask(server, interface)
         assert told.code is Code.DEADLINE_EXCEEDED
         assert "default_timeout" in told.text
         model.gate.set()
@@ -254,12 +254,12 @@ async def test_the_servers_default_ends_a_member_of_a_batch(door: Door) -> None:
 # --- REST ---
 
 
-@pytest.mark.parametrize("door", REST.values(), ids=REST)
-async def test_a_rest_calls_time_is_over(door: Door) -> None:
+@pytest.mark.parametrize("interface", REST.values(), ids=REST)
+async def test_a_rest_calls_time_is_over(interface: Interface) -> None:
     for later in ever_later(SOON):
         model = Scripted(open_gate=False)
         async with live({MODEL: model}, rest_timeout=later, default_timeout=1000.0) as server:
-            told = await ask(server, door)
+            told = await ask(server, interface)
             assert told.code is Code.DEADLINE_EXCEEDED
             assert f"the server's rest_timeout of {later:g} seconds passed " in told.text
             await until_let_go(server)

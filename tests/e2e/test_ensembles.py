@@ -1,4 +1,4 @@
-"""Models that are made of others, asked by every door of a server process, while their parts are swapped."""
+"""Models that are made of others, asked in every protocol of a server process, while their parts are swapped."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def kserve(channel: grpc.Channel, model: str, *values: float) -> list[float]:
 
 
 @pytest.mark.parametrize("model", MADE)
-def test_by_every_door(made: ServerProcess, channel: grpc.Channel, model: str) -> None:
+def test_by_every_interface(made: ServerProcess, channel: grpc.Channel, model: str) -> None:
     rest, expected = rest_of(made), [4.0, 6.0]
     assert kserve(channel, model, 1, 2) == expected
     assert list(predict(channel, predict_request(model, [1, 2])).outputs["y"].float_val) == expected

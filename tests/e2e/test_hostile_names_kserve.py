@@ -1,4 +1,4 @@
-"""Hostile names, versions and paths at KServe's doors: each is refused, and nothing outside is opened."""
+"""Hostile names, versions and paths in KServe's protocol: each is refused, and nothing outside is opened."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
-from hostile_names import INVALID, NAMES, NOT_FOUND, VERSIONS, Doors, the_same, write_models
+from hostile_names import INVALID, NAMES, NOT_FOUND, VERSIONS, ExposedServer, the_same, write_models
 from server_process import QUICK, ServerProcess
 
 from process import SECONDS, Triglot, run_triglot
@@ -21,11 +21,11 @@ from triglot.pb.kserve import inference_pb2 as kserve
 
 
 @pytest.mark.parametrize("text", NAMES)
-def test_names_over_kserve_grpc(doors: Doors, text: str) -> None:
-    name = doors.name(text)
-    doors.refuses("ModelInfer", infer_request(name), kserve.ModelInferResponse)
-    doors.refuses("ModelMetadata", kserve.ModelMetadataRequest(name=name), kserve.ModelMetadataResponse)
-    ready = rpc(doors.channel, "ModelReady", kserve.ModelReadyResponse)
+def test_names_over_kserve_grpc(exposed: ExposedServer, text: str) -> None:
+    name = exposed.name(text)
+    exposed.refuses("ModelInfer", infer_request(name), kserve.ModelInferResponse)
+    exposed.refuses("ModelMetadata", kserve.ModelMetadataRequest(name=name), kserve.ModelMetadataResponse)
+    ready = rpc(exposed.channel, "ModelReady", kserve.ModelReadyResponse)
     # An unknown model is not ready, rather than an error.
     assert not ready(kserve.ModelReadyRequest(name=name), timeout=SECONDS).ready
     # KServe's own stubs send the name in the place of the repository's.
@@ -36,42 +36,42 @@ def test_names_over_kserve_grpc(doors: Doors, text: str) -> None:
             kserve.RepositoryModelUnloadRequest(repository_name=name),
         ),
     ):
-        assert doors.refuses("RepositoryModelLoad", load, kserve.RepositoryModelLoadResponse) == INVALID
-        assert doors.refuses("RepositoryModelUnload", unload, kserve.RepositoryModelUnloadResponse) == INVALID
+        assert exposed.refuses("RepositoryModelLoad", load, kserve.RepositoryModelLoadResponse) == INVALID
+        assert exposed.refuses("RepositoryModelUnload", unload, kserve.RepositoryModelUnloadResponse) == INVALID
 
 
 @pytest.mark.parametrize("text", NAMES)
-def test_names_in_a_stream(doors: Doors, text: str) -> None:
-    call = doors.channel.stream_stream(
+def test_names_in_a_stream(exposed: ExposedServer, text: str) -> None:
+    call = exposed.channel.stream_stream(
         SERVICE + "ModelStreamInfer",
         request_serializer=kserve.ModelInferRequest.SerializeToString,
         response_deserializer=kserve.ModelStreamInferResponse.FromString,
     )
-    requests = [infer_request(doors.name(text)), infer_request("good", 5)]
+    requests = [infer_request(exposed.name(text)), infer_request("good", 5)]
     first, second = call(iter(requests), timeout=SECONDS)
     assert "unknown model" in first.error_message
     assert second.error_message == ""
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_versions_over_kserve_grpc(doors: Doors, version: str) -> None:
+def test_versions_over_kserve_grpc(exposed: ExposedServer, version: str) -> None:
     request = infer_request("good")
     request.model_version = version
     metadata = kserve.ModelMetadataRequest(name="good", version=version)
     ready = kserve.ModelReadyRequest(name="good", version=version)
     # The name of a version, which there could be, or a text that is none.
     code = NOT_FOUND if version in ("0x1", "1.0", "1e0", "latest") else INVALID
-    assert doors.refuses("ModelInfer", request, kserve.ModelInferResponse) == code
-    assert doors.refuses("ModelMetadata", metadata, kserve.ModelMetadataResponse) == code
+    assert exposed.refuses("ModelInfer", request, kserve.ModelInferResponse) == code
+    assert exposed.refuses("ModelMetadata", metadata, kserve.ModelMetadataResponse) == code
     if code is INVALID:
-        assert doors.refuses("ModelReady", ready, kserve.ModelReadyResponse) == code
+        assert exposed.refuses("ModelReady", ready, kserve.ModelReadyResponse) == code
     else:
-        assert not rpc(doors.channel, "ModelReady", kserve.ModelReadyResponse)(ready, timeout=SECONDS).ready
+        assert not rpc(exposed.channel, "ModelReady", kserve.ModelReadyResponse)(ready, timeout=SECONDS).ready
 
 
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelMetadata", "ModelReady", "RepositoryModelLoad"])
-def test_names_that_are_no_text(doors: Doors, method: str) -> None:
-    call = doors.channel.unary_unary(SERVICE + method)
+def test_names_that_are_no_text(exposed: ExposedServer, method: str) -> None:
+    call = exposed.channel.unary_unary(SERVICE + method)
     for field in (b"\x0a", b"\x12"):
         with pytest.raises(grpc.RpcError) as caught:
             call(field + b"\x04\xff\xfe..", timeout=SECONDS)
@@ -79,10 +79,10 @@ def test_names_that_are_no_text(doors: Doors, method: str) -> None:
 
 
 @pytest.mark.parametrize("text", NAMES)
-def test_names_over_kserve_rest(doors: Doors, text: str) -> None:
+def test_names_over_kserve_rest(exposed: ExposedServer, text: str) -> None:
     tensor = {"name": "x", "datatype": "INT32", "shape": [1], "data": [1]}
     body = json.dumps({"inputs": [tensor]}).encode()
-    for name in the_same(doors.name(text)):
+    for name in the_same(exposed.name(text)):
         for verb, path in (
             ("GET", f"/v2/models/{name}/ready"),
             ("GET", f"/v2/models/{name}/versions/1"),
@@ -90,43 +90,45 @@ def test_names_over_kserve_rest(doors: Doors, text: str) -> None:
             ("POST", f"/v2/models/{name}/infer"),
             ("POST", f"/v2/models/{name}/versions/1/infer"),
         ):
-            status, content = doors.http(verb, path, body if verb == "POST" else b"")
+            status, content = exposed.http(verb, path, body if verb == "POST" else b"")
             assert 400 <= status < 500, (path, status, content)
             assert content, path
         for verb in ("load", "unload"):
-            status, content = doors.http("POST", f"/v2/repository/models/{name}/{verb}")
+            status, content = exposed.http("POST", f"/v2/repository/models/{name}/{verb}")
             # Another path, perhaps: a repository's name is refused as a whole (501).
             assert 400 <= status < 500 or (status == 501 and b"'repository_name' specification" in content), (
                 content
             )
-            status, content = doors.http("POST", f"/v2/repository/{name}/models/good/{verb}")
+            status, content = exposed.http("POST", f"/v2/repository/{name}/models/good/{verb}")
             assert status in (400, 404, 405, 501), content
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_versions_over_kserve_rest(doors: Doors, version: str) -> None:
+def test_versions_over_kserve_rest(exposed: ExposedServer, version: str) -> None:
     for text in the_same(version):
         for path in ("", "/ready"):
-            status, content = doors.http("GET", f"/v2/models/good/versions/{text}{path}")
+            status, content = exposed.http("GET", f"/v2/models/good/versions/{text}{path}")
             assert status in (400, 404), (text, status, content)
-        status, content = doors.http("POST", f"/v2/models/good/versions/{text}/infer", b"{}")
+        status, content = exposed.http("POST", f"/v2/models/good/versions/{text}/infer", b"{}")
         assert status in (400, 404, 405), (text, status, content)
 
 
 @pytest.mark.parametrize("name", ["linked", "in_part", "configured", "outside", "unknown"])
-def test_models_that_are_elsewhere(doors: Doors, name: str) -> None:
+def test_models_that_are_elsewhere(exposed: ExposedServer, name: str) -> None:
     """Good names; what they stand for is not there, or leads out. Triton says INTERNAL, and 500."""
     with pytest.raises(grpc.RpcError) as caught:
-        rpc(doors.channel, "RepositoryModelLoad", kserve.RepositoryModelLoadResponse)(
+        rpc(exposed.channel, "RepositoryModelLoad", kserve.RepositoryModelLoadResponse)(
             kserve.RepositoryModelLoadRequest(model_name=name), timeout=SECONDS
         )
     text = f"failed to load '{name}', failed to poll from model repository"
     assert caught.value.details().startswith(text)
-    status, content = doors.http("POST", f"/v2/repository/models/{name}/load")
+    status, content = exposed.http("POST", f"/v2/repository/models/{name}/load")
     assert (status, json.loads(content)["error"]) == (500, caught.value.details())
+    folder = exposed.folder
+    leads_out = f"a symbolic link leads out of {folder / 'repository'}, to {folder / 'outside'}"
     reasons = {
-        "linked": f"a symbolic link leads out of {doors.folder / 'repository'}, to {doors.folder / 'outside'}",
-        "in_part": f"a symbolic link leads out of {doors.folder / 'repository'}, to {doors.folder / 'outside'}",
+        "linked": leads_out,
+        "in_part": leads_out,
         "configured": "default_model_filename: expected a path inside",
     }
     assert reasons.get(name, "no model of this name") in caught.value.details()
@@ -147,17 +149,17 @@ def test_models_that_are_elsewhere(doors: Doors, name: str) -> None:
         {"name": "../outside"},
     ],
 )
-def test_paths_in_the_configuration_of_a_load_request(doors: Doors, config: dict[str, Any]) -> None:
-    """What served goes on, see `Doors.check`."""
-    text = doors.name(json.dumps({"backend": "python", **config}))
+def test_paths_in_the_configuration_of_a_load_request(exposed: ExposedServer, config: dict[str, Any]) -> None:
+    """What served goes on, see `ExposedServer.check`."""
+    text = exposed.name(json.dumps({"backend": "python", **config}))
     request = kserve.RepositoryModelLoadRequest(model_name="good")
     request.parameters["config"].string_param = text
     with pytest.raises(grpc.RpcError) as caught:
-        rpc(doors.channel, "RepositoryModelLoad", kserve.RepositoryModelLoadResponse)(request, timeout=SECONDS)
+        rpc(exposed.channel, "RepositoryModelLoad", kserve.RepositoryModelLoadResponse)(request, timeout=SECONDS)
     (key,) = config
     assert f"{key}" in caught.value.details() or "model" in caught.value.details()
     body = json.dumps({"parameters": {"config": text}}).encode()
-    status, content = doors.http("POST", "/v2/repository/models/good/load", body)
+    status, content = exposed.http("POST", "/v2/repository/models/good/load", body)
     assert status >= 400
     assert json.loads(content)["error"] == caught.value.details()
 
@@ -185,9 +187,9 @@ def test_paths_in_the_configuration_of_a_load_request(doors: Doors, config: dict
         "/v2/models/%",
     ],
 )
-def test_paths(doors: Doors, path: str) -> None:
+def test_paths(exposed: ExposedServer, path: str) -> None:
     for verb in ("GET", "POST"):
-        status, content = doors.http(verb, path)
+        status, content = exposed.http(verb, path)
         assert 400 <= status < 500, content
         assert b"root:" not in content
         assert b"class Identity" not in content

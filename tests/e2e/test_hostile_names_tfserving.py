@@ -1,4 +1,4 @@
-"""Hostile names, versions and labels at the doors of TensorFlow Serving, AI Platform and grps: all are refused."""
+"""Hostile names, versions and labels over TensorFlow Serving, AI Platform and grps: all are refused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import grpc
 import pytest
-from hostile_names import INVALID, NAMES, VERSIONS, Doors, the_same
+from hostile_names import INVALID, NAMES, VERSIONS, ExposedServer, the_same
 
 from process import SECONDS
 from protocol_clients.channel import rpc
@@ -20,25 +20,25 @@ from triglot.pb.tfserving import inference_pb2, management_pb2, metadata_pb2, mo
 
 
 @pytest.mark.parametrize("text", NAMES)
-def test_names_over_tensorflow_serving_grpc(doors: Doors, text: str) -> None:
-    spec = model_pb2.ModelSpec(name=doors.name(text))
-    refuses_spec(doors, spec)
+def test_names_over_tensorflow_serving_grpc(exposed: ExposedServer, text: str) -> None:
+    spec = model_pb2.ModelSpec(name=exposed.name(text))
+    refuses_spec(exposed, spec)
 
 
 @pytest.mark.parametrize("text", [*NAMES, *VERSIONS])
-def test_labels_over_tensorflow_serving_grpc(doors: Doors, text: str) -> None:
-    label = doors.name(text)
-    refuses_spec(doors, model_pb2.ModelSpec(name=label, version_label=label))
+def test_labels_over_tensorflow_serving_grpc(exposed: ExposedServer, text: str) -> None:
+    label = exposed.name(text)
+    refuses_spec(exposed, model_pb2.ModelSpec(name=label, version_label=label))
     # The status is that of all versions, whatever the label (tfs 3.6).
-    refuses_spec(doors, model_pb2.ModelSpec(name="good", version_label=label), status=False)
+    refuses_spec(exposed, model_pb2.ModelSpec(name="good", version_label=label), status=False)
 
 
 @pytest.mark.parametrize("version", [-(2**63), -1, 2, 2**63 - 1])
-def test_versions_over_tensorflow_serving_grpc(doors: Doors, version: int) -> None:
-    refuses_spec(doors, model_pb2.ModelSpec(name="good", version={"value": version}))
+def test_versions_over_tensorflow_serving_grpc(exposed: ExposedServer, version: int) -> None:
+    refuses_spec(exposed, model_pb2.ModelSpec(name="good", version={"value": version}))
 
 
-def refuses_spec(doors: Doors, spec: model_pb2.ModelSpec, *, status: bool = True) -> None:
+def refuses_spec(exposed: ExposedServer, spec: model_pb2.ModelSpec, *, status: bool = True) -> None:
     """In every RPC that names a model."""
     prediction, model = "/tensorflow.serving.PredictionService/", "/tensorflow.serving.ModelService/"
     metadata = metadata_pb2.GetModelMetadataRequest(model_spec=spec, metadata_field=["signature_def"])
@@ -50,63 +50,63 @@ def refuses_spec(doors: Doors, spec: model_pb2.ModelSpec, *, status: bool = True
         (prediction + "MultiInference", inference_pb2.MultiInferenceRequest(tasks=[task])),
         (prediction + "GetModelMetadata", metadata),
     ):
-        doors.refuses(method, request, predict_pb2.PredictResponse)
+        exposed.refuses(method, request, predict_pb2.PredictResponse)
     if status:
         all_versions = management_pb2.GetModelStatusRequest(model_spec=spec)
-        doors.refuses(model + "GetModelStatus", all_versions, management_pb2.GetModelStatusResponse)
+        exposed.refuses(model + "GetModelStatus", all_versions, management_pb2.GetModelStatusResponse)
 
 
 @pytest.mark.parametrize("text", NAMES)
-def test_names_over_tensorflow_serving_rest(doors: Doors, text: str) -> None:
-    for name in the_same(doors.name(text)):
+def test_names_over_tensorflow_serving_rest(exposed: ExposedServer, text: str) -> None:
+    for name in the_same(exposed.name(text)):
         for which in ("", "/versions/1", "/labels/stable"):
             for verb in ("predict", "classify", "regress"):
-                status, content = doors.http("POST", f"/v1/models/{name}{which}:{verb}", b'{"instances": [1]}')
+                status, content = exposed.http("POST", f"/v1/models/{name}{which}:{verb}", b'{"instances": [1]}')
                 assert status in (400, 404), (name, which, status, content)
             if name in ("", "/"):
                 continue  # The list of all models.
             for metadata in ("", "/metadata"):
-                status, content = doors.http("GET", f"/v1/models/{name}{which}{metadata}")
+                status, content = exposed.http("GET", f"/v1/models/{name}{which}{metadata}")
                 assert status in (400, 404), (name, which, status, content)
-        status, content = doors.http("GET", f"/v1/models/good/labels/{name}/metadata")
+        status, content = exposed.http("GET", f"/v1/models/good/labels/{name}/metadata")
         assert status in (400, 404), (name, status, content)
-        status, content = doors.http("POST", f"/v1/models/good/labels/{name}:predict", b'{"instances": [1]}')
+        status, content = exposed.http("POST", f"/v1/models/good/labels/{name}:predict", b'{"instances": [1]}')
         assert status in (400, 404), (name, status, content)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_versions_over_tensorflow_serving_rest(doors: Doors, version: str) -> None:
+def test_versions_over_tensorflow_serving_rest(exposed: ExposedServer, version: str) -> None:
     if version.endswith("01"):
         return  # Leading zeros are fine here.
     for text in the_same(version):
-        status, content = doors.http("GET", f"/v1/models/good/versions/{text}")
+        status, content = exposed.http("GET", f"/v1/models/good/versions/{text}")
         assert status in (400, 404), (text, status, content)
-        status, content = doors.http("POST", f"/v1/models/good/versions/{text}:predict", b'{"instances": [1]}')
+        status, content = exposed.http("POST", f"/v1/models/good/versions/{text}:predict", b'{"instances": [1]}')
         assert status in (400, 404), (text, status, content)
 
 
 @pytest.mark.parametrize("text", NAMES)
-def test_names_in_a_list_of_models(doors: Doors, text: str) -> None:
+def test_names_in_a_list_of_models(exposed: ExposedServer, text: str) -> None:
     reload = "/tensorflow.serving.ModelService/HandleReloadConfigRequest"
     request = management_pb2.ReloadConfigRequest()
     request.config.model_config_list.config.add(
-        name=doors.name(text), base_path=str(doors.folder / "outside"), model_platform="tensorflow"
+        name=exposed.name(text), base_path=str(exposed.folder / "outside"), model_platform="tensorflow"
     )
-    assert doors.refuses(reload, request, management_pb2.ReloadConfigResponse) == INVALID
+    assert exposed.refuses(reload, request, management_pb2.ReloadConfigResponse) == INVALID
 
 
 @pytest.mark.parametrize(
     "base_path", ["{folder}/outside", "{folder}/repository/../outside", "file://{folder}/outside"]
 )
-def test_a_list_of_models_elsewhere(doors: Doors, base_path: str) -> None:
+def test_a_list_of_models_elsewhere(exposed: ExposedServer, base_path: str) -> None:
     """Only who starts the server says where models lie."""
     request = management_pb2.ReloadConfigRequest()
     request.config.model_config_list.config.add(
-        name="mine", base_path=doors.name(base_path), model_platform="tensorflow"
+        name="mine", base_path=exposed.name(base_path), model_platform="tensorflow"
     )
     with pytest.raises(grpc.RpcError) as caught:
         rpc(
-            doors.channel,
+            exposed.channel,
             "/tensorflow.serving.ModelService/HandleReloadConfigRequest",
             management_pb2.ReloadConfigResponse,
         )(request, timeout=SECONDS)
@@ -118,14 +118,14 @@ def test_a_list_of_models_elsewhere(doors: Doors, base_path: str) -> None:
 
 
 @pytest.mark.parametrize("text", NAMES)
-def test_names_of_ai_platform(doors: Doors, text: str) -> None:
-    for name in the_same(doors.name(text)):
+def test_names_of_ai_platform(exposed: ExposedServer, text: str) -> None:
+    for name in the_same(exposed.name(text)):
         for path in (
             f"/v1/projects/p/models/{name}:predict",
             f"/v1/projects/p/models/{name}/versions/v1:predict",
             f"/v1/projects/p/models/good/versions/{name}:predict",
         ):
-            status, content = doors.http("POST", path, b'{"instances": [1]}')
+            status, content = exposed.http("POST", path, b'{"instances": [1]}')
             assert status in (400, 404), (path, status, content)
 
 
@@ -138,31 +138,31 @@ def no_such_model(name: str) -> str:
 
 
 @pytest.mark.parametrize("text", [*NAMES[1:], *(f"good-{version}" for version in VERSIONS)])
-def test_names_over_grps(doors: Doors, text: str) -> None:
+def test_names_over_grps(exposed: ExposedServer, text: str) -> None:
     """Errors are told in the message (grps 3.4); the request that names no model goes to the only one."""
-    name = doors.name(text)
-    predict = rpc(doors.channel, GRPS + "Predict", GrpsMessage)
+    name = exposed.name(text)
+    predict = rpc(exposed.channel, GRPS + "Predict", GrpsMessage)
     answer = predict(tensors(model=name), timeout=SECONDS)
     assert answer.status.code == 500
     assert no_such_model(name) in answer.status.msg
-    metadata = rpc(doors.channel, GRPS + "ModelMetadata", GrpsMessage)
+    metadata = rpc(exposed.channel, GRPS + "ModelMetadata", GrpsMessage)
     answer = metadata(GrpsMessage(str_data=name), timeout=SECONDS)
     assert (answer.status.code, answer.status.msg) == (404, "Model not found.")
 
 
 @pytest.mark.parametrize("text", [*NAMES[1:], *(f"good-{version}" for version in VERSIONS)])
-def test_names_over_grps_http(doors: Doors, text: str) -> None:
-    name = doors.name(text)
+def test_names_over_grps_http(exposed: ExposedServer, text: str) -> None:
+    name = exposed.name(text)
     json_type = "Content-Type: application/json\r\n"
     body = json.dumps({"model": name, "ndarray": [1]}).encode()
     for path, content in (
         (PREDICT_PATH, body),
         (f"{PREDICT_PATH}?model={quote(name, safe='')}", b'{"ndarray": [1]}'),
     ):
-        status, answer = doors.http("POST", path, content, json_type)
+        status, answer = exposed.http("POST", path, content, json_type)
         assert status >= 400
         assert no_such_model(name) in json.loads(answer)["status"]["msg"]
-    status, answer = doors.http(
+    status, answer = exposed.http(
         "POST", "/grps/v1/metadata/model", json.dumps({"str_data": name}).encode(), json_type
     )
     assert status == 404

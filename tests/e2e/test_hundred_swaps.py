@@ -1,4 +1,4 @@
-"""A hundred versions, one after the other, under clients at every door: no call fails, nothing is left behind."""
+"""A hundred versions, one after the other, under clients of every protocol: no call fails, nothing leaks."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from haproxy import gateway
 from live import streaming
 
 from process import SECONDS, Triglot, unused_ports, write_model
-from protocol_clients.every_protocol import DOORS, MODEL
+from protocol_clients.every_protocol import INTERFACES, MODEL
 from triglot.core.errors import Code
 
 DOUBLE = """
@@ -31,7 +31,7 @@ class Double(triglot.Model):
 
 
 class Through:
-    """The clients of `DOORS`, of a port that takes everything."""
+    """The clients of `INTERFACES`, of a port that takes everything."""
 
     def __init__(self, port: int, channel: grpc.aio.Channel, session: aiohttp.ClientSession) -> None:
         self.url = f"http://127.0.0.1:{port}/v2"
@@ -67,9 +67,9 @@ async def reflection(clients: Through) -> bool:
     return "inference.GRPCInferenceService" in {one.name for one in answer.list_services_response.service}
 
 
-async def infers(door: Any, clients: Through) -> bool:
+async def infers(interface: Any, clients: Through) -> bool:
     """A value comes back twice as large."""
-    told = await door(clients, 3.5)
+    told = await interface(clients, 3.5)
     return bool(told.code is Code.OK and told.value == 7.0)
 
 
@@ -81,8 +81,11 @@ async def rest_health(clients: Through) -> bool:
 
 def checks() -> dict[str, Callable[[Through], Any]]:
     """Every interface, by its name."""
-    of_doors = {name: lambda clients, door=door: infers(door, clients) for name, door in DOORS.items()}
-    return {**of_doors, "health gRPC": health, "reflection gRPC": reflection, "REST health": rest_health}
+    of_interfaces = {
+        name: lambda clients, interface=interface: infers(interface, clients)
+        for name, interface in INTERFACES.items()
+    }
+    return {**of_interfaces, "health gRPC": health, "reflection gRPC": reflection, "REST health": rest_health}
 
 
 async def answered(port: int) -> set[str]:

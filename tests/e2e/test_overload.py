@@ -13,11 +13,11 @@ from scripted_models import Inputs, Plain, Scripted
 
 from process import SECONDS
 from protocol_clients.every_protocol import (
-    DOORS,
+    INTERFACES,
     MODEL,
     STREAMS,
     UNARY,
-    Door,
+    Interface,
     infer_message,
     kserve_grpc,
     kserve_stream,
@@ -26,7 +26,7 @@ from protocol_clients.every_protocol import (
 from triglot.core.errors import Code, Unavailable
 from waiting import until
 
-EVERY_DOOR = pytest.mark.parametrize("door", DOORS.values(), ids=DOORS)
+EVERY_INTERFACE = pytest.mark.parametrize("interface", INTERFACES.values(), ids=INTERFACES)
 HINTED = [*UNARY.values(), STREAMS["grps gRPC stream"]]
 
 
@@ -55,17 +55,17 @@ async def busy(**options: Any) -> AsyncIterator[Live]:
             assert [told.value for told in await asyncio.gather(*tasks)] == [2, 4]
 
 
-def hint(door: Door) -> float | None:
-    """The hint that a refusal by this door has."""
-    return 1.0 if door in HINTED else None
+def hint(interface: Interface) -> float | None:
+    """The hint that a refusal over this interface has."""
+    return 1.0 if interface in HINTED else None
 
 
-@EVERY_DOOR
-async def test_a_full_queue_refuses_at_once(door: Door) -> None:
+@EVERY_INTERFACE
+async def test_a_full_queue_refuses_at_once(interface: Interface) -> None:
     async with busy(max_queue_size=1) as server:
         async with asyncio.timeout(SECONDS):
-            told = await door(server, 1)
-        assert (told.code, told.retry) == (Code.RESOURCE_EXHAUSTED, hint(door))
+            told = await interface(server, 1)
+        assert (told.code, told.retry) == (Code.RESOURCE_EXHAUSTED, hint(interface))
         assert (
             "Exceeds maximum queue size: 1 requests are queued, the most that max_queue_size allows" in told.text
         )
@@ -73,7 +73,7 @@ async def test_a_full_queue_refuses_at_once(door: Door) -> None:
         await looks(server)
 
 
-@EVERY_DOOR
+@EVERY_INTERFACE
 @pytest.mark.parametrize(
     ("option", "text"),
     [
@@ -82,12 +82,14 @@ async def test_a_full_queue_refuses_at_once(door: Door) -> None:
         ("max_total_queue_size", "all models hold 2 requests, the most that max_total_queue_size allows"),
     ],
 )
-async def test_too_many_requests_or_bytes_are_refused_at_once(door: Door, option: str, text: str) -> None:
+async def test_too_many_requests_or_bytes_are_refused_at_once(
+    interface: Interface, option: str, text: str
+) -> None:
     size = 2 * len(infer_message(0).SerializeToString())
     async with busy(**{option: 2 if option.endswith("size") else size}) as server:
         async with asyncio.timeout(SECONDS):
-            told = await door(server, 1)
-        assert (told.code, told.retry) == (Code.RESOURCE_EXHAUSTED, hint(door))
+            told = await interface(server, 1)
+        assert (told.code, told.retry) == (Code.RESOURCE_EXHAUSTED, hint(interface))
         assert f"Exceeds maximum queue size: {text}" in told.text
         assert f"{option} allows" in told.text
         assert metric(server, "requests_refused", limit=option) == 1
@@ -95,23 +97,23 @@ async def test_too_many_requests_or_bytes_are_refused_at_once(door: Door, option
         await looks(server)
 
 
-@EVERY_DOOR
-async def test_one_request_is_never_too_much(door: Door) -> None:
+@EVERY_INTERFACE
+async def test_one_request_is_never_too_much(interface: Interface) -> None:
     options: dict[str, Any] = {"max_queue_bytes": 1, "max_total_queue_bytes": 1, "max_total_queue_size": 1}
     async with live({MODEL: Scripted()}, **options) as server:
         for value in range(3):
-            assert (await door(server, value)).value == 2 * value
+            assert (await interface(server, value)).value == 2 * value
         assert metric(server, "held_requests") == metric(server, "held_bytes") == 0
 
 
-@EVERY_DOOR
-async def test_a_model_that_is_not_there_is_no_full_one(door: Door) -> None:
+@EVERY_INTERFACE
+async def test_a_model_that_is_not_there_is_no_full_one(interface: Interface) -> None:
     def infer(inputs: Inputs) -> Any:
         raise Unavailable("not now", retry_after=2.0)
 
     async with live({MODEL: Plain(infer)}) as server:
-        told = await door(server, 1)
+        told = await interface(server, 1)
         assert "not now" in told.text
-        if door is not kserve_stream:  # Its errors have no code.
+        if interface is not kserve_stream:  # Its errors have no code.
             assert told.code is Code.UNAVAILABLE
-        assert told.retry == (2.0 if door in HINTED else None)
+        assert told.retry == (2.0 if interface in HINTED else None)

@@ -126,7 +126,7 @@ def infer_body(values: Sequence[float]) -> object:
 
 
 Send = Callable[[grpc.Channel, Rest, str, list[float]], object]
-DOORS: dict[str, Send] = {
+INTERFACES: dict[str, Send] = {
     "kserve_grpc": lambda channel, _, model, values: rpc(channel, "ModelInfer", inference_pb2.ModelInferResponse)(
         infer_message(model, values), timeout=SECONDS
     ),
@@ -173,13 +173,13 @@ def recording(folder: Path, to: Path, *more: str) -> Triglot:
 
 
 @pytest.fixture(scope="module")
-def by_door(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of records of one request by each door, and of one that fails, in the order of the doors."""
+def records_by_interface(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of records of one request over each of `INTERFACES`, in this order, and of one that fails."""
     records = tmp_path_factory.mktemp("records")
     with recording(folder, records) as server:
         grpc_port, rest_port = server.ports()
         with grpc_channel(grpc_port) as channel:
-            for number, send in enumerate(DOORS.values()):
+            for number, send in enumerate(INTERFACES.values()):
                 with suppress(grpc.RpcError):  # Over REST it has a status.
                     send(channel, Rest(rest_port), "half", [-1.0, -2.0])
                 send(channel, Rest(rest_port), "half", [2.0 * number, 3.0])
@@ -188,21 +188,21 @@ def by_door(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return records
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_each_protocol_gives_the_same_record(by_door: Path, door: str) -> None:
+@pytest.mark.parametrize("interface", INTERFACES)
+def test_each_protocol_gives_the_same_record(records_by_interface: Path, interface: str) -> None:
     """Of the request that went well, and of nothing else."""
-    number = list(DOORS).index(door)
-    logs = logs_in(by_door)
-    assert len(logs) == len(DOORS)
+    number = list(INTERFACES).index(interface)
+    logs = logs_in(records_by_interface)
+    assert len(logs) == len(INTERFACES)
     log = logs[number]
-    assert pairs_in(by_door)[number] == ([2.0 * number, 3.0], [float(number), 1.5])
+    assert pairs_in(records_by_interface)[number] == ([2.0 * number, 3.0], [float(number), 1.5])
     request, response, metadata = log.predict_log.request, log.predict_log.response, log.log_metadata
     assert (request.model_spec.name, request.model_spec.HasField("version")) == ("half", False)
     assert request.model_spec.signature_name == "serving_default"
     assert metadata.model_spec == response.model_spec
     assert (response.model_spec.name, response.model_spec.version.value) == ("half", 1)
     assert metadata.sampling_config.sampling_rate == 1
-    assert abs(metadata.timestamp_secs - by_door.stat().st_mtime) < 10 * SECONDS
+    assert abs(metadata.timestamp_secs - records_by_interface.stat().st_mtime) < 10 * SECONDS
 
 
 def test_what_is_not_recorded(folder: Path, tmp_path: Path) -> None:
@@ -363,32 +363,36 @@ def test_a_folder_that_is_missing_ends_the_start(folder: Path, tmp_path: Path) -
 # --- warm-up ---
 
 
-def test_a_recorded_file_warms_up_the_next_version(folder: Path, by_door: Path, tmp_path: Path) -> None:
+def test_a_recorded_file_warms_up_the_next_version(
+    folder: Path, records_by_interface: Path, tmp_path: Path
+) -> None:
     """And is no reason for a new record."""
     counts = tmp_path / "m" / "2"
     write_model(counts, COUNTS)
     (counts / WARM_UP_FILE).parent.mkdir()
-    shutil.copy(by_door / "r-00001.tfrecord", counts / WARM_UP_FILE)
+    shutil.copy(records_by_interface / "r-00001.tfrecord", counts / WARM_UP_FILE)
     with recording(tmp_path / "m", tmp_path) as server:
         with grpc_channel(server.ports()[0]) as channel:
             answer = predict(channel, predict_request("m", [1.0]))
         server.stop()
     # The model counts its calls.
-    assert list(answer.outputs["y"].float_val) == [len(DOORS) + 1]
-    assert pairs_in(tmp_path) == [([1.0], [len(DOORS) + 1])]
+    assert list(answer.outputs["y"].float_val) == [len(INTERFACES) + 1]
+    assert pairs_in(tmp_path) == [([1.0], [len(INTERFACES) + 1])]
 
 
-def test_a_version_that_cannot_answer_the_records_is_not_served(by_door: Path, tmp_path: Path) -> None:
+def test_a_version_that_cannot_answer_the_records_is_not_served(
+    records_by_interface: Path, tmp_path: Path
+) -> None:
     other = tmp_path / "m" / "2"
     write_model(other, HALF.replace("FP32", "INT32"))
     (other / WARM_UP_FILE).parent.mkdir()
-    shutil.copy(by_door / "r-00001.tfrecord", other / WARM_UP_FILE)
+    shutil.copy(records_by_interface / "r-00001.tfrecord", other / WARM_UP_FILE)
     ended = run_triglot("serve", tmp_path / "m", environment=QUICK)
     assert ended.returncode == 1
     assert "warm-up record 0 failed: " in ended.stderr
 
 
-def test_a_recorded_file_warms_up_a_model_of_another_kind(by_door: Path, tmp_path: Path) -> None:
+def test_a_recorded_file_warms_up_a_model_of_another_kind(records_by_interface: Path, tmp_path: Path) -> None:
     """ONNX in place of Python, which answers the records as well; with another input it cannot."""
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")
@@ -403,9 +407,9 @@ def test_a_recorded_file_warms_up_a_model_of_another_kind(by_door: Path, tmp_pat
         folder = tmp_path / name / "half" / "2"
         (folder / WARM_UP_FILE).parent.mkdir(parents=True)
         onnx.save(model, folder / "model.onnx")
-        shutil.copy(by_door / "r-00001.tfrecord", folder / WARM_UP_FILE)
+        shutil.copy(records_by_interface / "r-00001.tfrecord", folder / WARM_UP_FILE)
     with Triglot(tmp_path / "x" / "half", environment=QUICK) as server:
-        assert_equal(server, by_door, len(DOORS))
+        assert_equal(server, records_by_interface, len(INTERFACES))
     ended = run_triglot("serve", tmp_path / "z" / "half", environment=QUICK)
     assert ended.returncode == 1
     assert "warm-up record 0 failed: " in ended.stderr
@@ -539,10 +543,11 @@ for record in tf.data.TFRecordDataset(sys.argv[1]).as_numpy_iterator():
 
 
 @pytest.mark.newest
-def test_tensorflow_reads_the_records(by_door: Path) -> None:
-    arguments = "-c", READ, str(by_door / "r-00001.tfrecord")
+def test_tensorflow_reads_the_records(records_by_interface: Path) -> None:
+    arguments = "-c", READ, str(records_by_interface / "r-00001.tfrecord")
     done = outcome(start_python(arguments, environments.python("tensorflow")), 5 * SECONDS)
     assert done.returncode == 0, done.stderr
     assert [json.loads(line) for line in done.stdout.splitlines()] == [
-        {"model": "half", "version": 1, "x": ["float32", x], "y": ["float32", y]} for x, y in pairs_in(by_door)
+        {"model": "half", "version": 1, "x": ["float32", x], "y": ["float32", y]}
+        for x, y in pairs_in(records_by_interface)
     ]

@@ -1,4 +1,4 @@
-"""Answers that are kept for equal requests, by every door (spec 5.4)."""
+"""Answers that are kept for equal requests, over every interface (spec 5.4)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ import pytest
 from live import Live, live
 from scripted_models import Scripted
 
-from protocol_clients.every_protocol import DOORS, MODEL, UNARY, Door, kserve_grpc, kserve_rest, kserve_stream
+from protocol_clients.every_protocol import (
+    INTERFACES,
+    MODEL,
+    UNARY,
+    Interface,
+    kserve_grpc,
+    kserve_rest,
+    kserve_stream,
+)
 from triglot import Call, InvalidArgument, Model, TensorSpec
 from triglot.core.errors import Code
 from triglot.core.operation import EVERYTHING
@@ -19,7 +27,7 @@ from triglot.core.tensor import Array
 from waiting import until
 
 MIB = 1 << 20
-PARAMETERS = pytest.mark.parametrize("door", [kserve_grpc, kserve_rest, kserve_stream])
+PARAMETERS = pytest.mark.parametrize("interface", [kserve_grpc, kserve_rest, kserve_stream])
 
 
 class Doubling(Model):
@@ -47,27 +55,27 @@ def readings(server: Live) -> dict[str, float]:
     return {name.removeprefix("response_cache_"): values[name] for name in values if "cache" in name}
 
 
-@pytest.mark.parametrize("door", UNARY.values(), ids=UNARY)
-async def test_an_equal_request_gets_the_answer_of_the_first(door: Door) -> None:
+@pytest.mark.parametrize("interface", UNARY.values(), ids=UNARY)
+async def test_an_equal_request_gets_the_answer_of_the_first(interface: Interface) -> None:
     model = Doubling()
     async with live({MODEL: model}, response_cache_bytes=MIB) as server:
         for value in (1, 2, 1, 2, 1):
-            assert (await door(server, value)).value == 2 * value
+            assert (await interface(server, value)).value == 2 * value
         assert model.asked == [1, 2]
         counted = readings(server)
         assert (counted["hits"], counted["misses"], counted["evictions"]) == (3, 2, 0)
         assert 0 < counted["bytes"] <= MIB
 
 
-async def test_all_doors_share_what_is_kept() -> None:
+async def test_all_interfaces_share_the_cache() -> None:
     model = Doubling()
-    doors = [kserve_grpc, kserve_rest, kserve_stream, DOORS["grps gRPC"], DOORS["grps HTTP"]]
+    interfaces = [kserve_grpc, kserve_rest, kserve_stream, INTERFACES["grps gRPC"], INTERFACES["grps HTTP"]]
     async with live({MODEL: model}, response_cache_bytes=MIB) as server:
-        for door in doors:
-            assert (await door(server, 3)).value == 6
+        for interface in interfaces:
+            assert (await interface(server, 3)).value == 6
         # TensorFlow Serving's rules for shapes are others.
         for name in ("TF Serving gRPC", "TF Serving REST", "AI Platform"):
-            assert (await DOORS[name](server, 3)).value == 6
+            assert (await INTERFACES[name](server, 3)).value == 6
         assert model.asked == [3, 3]
 
 
@@ -83,22 +91,22 @@ async def test_nothing_is_kept_unless_server_and_model_say_so(options: dict[str,
 
 
 @PARAMETERS
-async def test_parameters_are_part_of_a_request(door: Door) -> None:
+async def test_parameters_are_part_of_a_request(interface: Interface) -> None:
     model = Doubling()
     async with live({MODEL: model}, response_cache_bytes=MIB) as server:
         for parameters in ({}, {"seed": 1}, {"seed": 2}, {"seed": 1}, {"priority": 1}, {"timeout": 10**9}):
-            await door(server, 1, parameters=parameters)
+            await interface(server, 1, parameters=parameters)
         # When it is executed is none of the model's business.
         assert len(model.asked) == 3
 
 
-@pytest.mark.parametrize("door", UNARY.values(), ids=UNARY)
-async def test_errors_are_not_kept(door: Door) -> None:
+@pytest.mark.parametrize("interface", UNARY.values(), ids=UNARY)
+async def test_errors_are_not_kept(interface: Interface) -> None:
     model = Doubling()
     async with live({MODEL: model}, response_cache_bytes=MIB) as server:
         for _ in range(2):
             try:
-                assert (await door(server, -1)).code is not Code.OK
+                assert (await interface(server, -1)).code is not Code.OK
             except KeyError:
                 pass  # grps tells it as 500, like any error of a model's.
         assert model.asked == [-1, -1]

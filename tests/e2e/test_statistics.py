@@ -1,4 +1,4 @@
-"""What is counted of requests, whichever way they are executed and end, by both doors (spec 5.9)."""
+"""What is counted of requests, whichever way they are executed and end, over gRPC and REST (spec 5.9)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from scripted_models import Scripted
 
 import triglot
 from process import SECONDS
-from protocol_clients.every_protocol import DOORS, MODEL, Door
+from protocol_clients.every_protocol import INTERFACES, MODEL, Interface
 from served_models import Arrays, Function, both, ensemble, step, twice, twice_on_loop
 from triglot.core.call import Call
 from triglot.core.errors import Code
@@ -36,13 +36,13 @@ NOTHING: dict[str, int] = {}
 # --- one request, one execution ---
 
 
-@pytest.mark.parametrize("door", DOORS.values(), ids=DOORS)
-async def test_calls_of_every_protocol_count(door: Door) -> None:
+@pytest.mark.parametrize("interface", INTERFACES.values(), ids=INTERFACES)
+async def test_calls_of_every_protocol_count(interface: Interface) -> None:
     async with live({MODEL: Scripted()}) as server:
         counted = Counted(server.server, server.channel, server.session)
         assert counts(await counted.stats(MODEL)) == NOTHING
         before = int(time.time() * 1000)
-        assert (await door(server, 3)).value == 6
+        assert (await interface(server, 3)).value == 6
         await until(lambda: server.server.dataplane.servable(EVERYTHING, MODEL).statistics.success.count)
         stats = await counted.stats(MODEL)
         assert counts(stats) == succeeded(1)

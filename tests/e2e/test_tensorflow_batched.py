@@ -35,7 +35,7 @@ def ports(tensorflow: Path, models: Path, tmp_path_factory: pytest.TempPathFacto
         yield server.ports()
 
 
-def test_requests_of_both_doors_are_executed_together(ports: tuple[int, int]) -> None:
+def test_requests_of_both_interfaces_are_executed_together(ports: tuple[int, int]) -> None:
     with grpc_channel(ports[0]) as channel, ThreadPoolExecutor(3) as pool:
         one = pool.submit(predict, channel, predict_request("m", [1.0, 2.0]))
         other = pool.submit(predict, channel, predict_request("m", [3.0]))

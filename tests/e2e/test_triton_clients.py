@@ -15,9 +15,9 @@ pytest.importorskip("onnxruntime")
 MODELS = Path(__file__).resolve().parents[1] / "models_triton"
 COMMON = ("triton_all_common.py", "triton_all_control.py")
 SCRIPTS = [
-    ClientScript("tritonclient", f"triton_all_{door}.py", (kind,), COMMON)
-    for door in ("grpc", "http")
-    for kind in (door, f"{door}.aio")
+    ClientScript("tritonclient", f"triton_all_{interface}.py", (kind,), COMMON)
+    for interface in ("grpc", "http")
+    for kind in (interface, f"{interface}.aio")
 ]
 
 

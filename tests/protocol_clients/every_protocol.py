@@ -41,8 +41,8 @@ class Told(NamedTuple):
     retry: float | None = None
 
 
-Door = Callable[..., Awaitable[Told]]
-"""Makes a call over one interface: `door(live, value)`; KServe's also accept `parameters`."""
+Interface = Callable[..., Awaitable[Told]]
+"""Makes a call over one interface: `interface(live, value)`; KServe's also accept `parameters`."""
 
 
 # --- gRPC ---
@@ -194,7 +194,7 @@ async def grps_rest_stream(server: Live, value: float) -> Told:
         return _document(json.loads(_last(await response.text())), None)
 
 
-UNARY: dict[str, Door] = {
+UNARY: dict[str, Interface] = {
     "KServe gRPC": kserve_grpc,
     "KServe REST": kserve_rest,
     "TF Serving gRPC": tfserving_grpc,
@@ -203,12 +203,12 @@ UNARY: dict[str, Door] = {
     "grps gRPC": grps_grpc,
     "grps HTTP": grps_rest,
 }
-STREAMS: dict[str, Door] = {
+STREAMS: dict[str, Interface] = {
     "KServe stream": kserve_stream,
     "grps gRPC stream": grps_grpc_stream,
     "grps HTTP stream": grps_rest_stream,
 }
-DOORS = UNARY | STREAMS
+INTERFACES = UNARY | STREAMS
 
 
 # --- health and metadata over every interface ---

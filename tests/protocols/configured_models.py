@@ -1,4 +1,4 @@
-"""Models whose configuration is asked for by both doors."""
+"""Models whose configuration is asked for over gRPC and REST."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loading and unloading by either door of KServe, and what is asked afterwards."""
+"""Loading and unloading over KServe's gRPC and REST, and what is asked afterwards."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ FINE: Told = Code.OK, ""
 class GrpcControl:
     """Over gRPC."""
 
-    def __init__(self, door: GrpcClient) -> None:
-        self.door = door
+    def __init__(self, client: GrpcClient) -> None:
+        self.client = client
 
     async def change(self, rpc: str, request_class: Any, name: str, parameters: Parameters) -> Told:
         request = request_class(model_name=name)
@@ -89,7 +89,7 @@ class GrpcControl:
             request.parameters[key].SetInParent()
             if value is not None:
                 setattr(request.parameters[key], kinds[type(value)], value)
-        code, text, reply = await self.door.call(rpc, request.SerializeToString())
+        code, text, reply = await self.client.call(rpc, request.SerializeToString())
         if code is Code.OK:
             assert reply == b"\x0a" + bytes([len(name)]) + name.encode() + b"\x10\x01"
         return code, text
@@ -102,17 +102,17 @@ class GrpcControl:
 
     async def index(self, *, ready: bool = False) -> list[Row]:
         request = pb.RepositoryIndexRequest(ready=ready)
-        code, text, reply = await self.door.call("RepositoryIndex", request.SerializeToString())
+        code, text, reply = await self.client.call("RepositoryIndex", request.SerializeToString())
         assert code is Code.OK, text
         models = pb.RepositoryIndexResponse.FromString(reply).models
         return [Row(model.name, model.version, model.state, model.reason) for model in models]
 
     async def ready(self, name: str = "", version: str = "") -> bool:
         if not name:
-            _, _, reply = await self.door.call("ServerReady", b"")
+            _, _, reply = await self.client.call("ServerReady", b"")
             return pb.ServerReadyResponse.FromString(reply).ready
         request = pb.ModelReadyRequest(name=name, version=version)
-        code, text, reply = await self.door.call("ModelReady", request.SerializeToString())
+        code, text, reply = await self.client.call("ModelReady", request.SerializeToString())
         assert code is Code.OK, text
         return pb.ModelReadyResponse.FromString(reply).ready
 
@@ -120,13 +120,13 @@ class GrpcControl:
 class RestControl:
     """Over REST."""
 
-    def __init__(self, door: RestClient) -> None:
-        self.door = door
+    def __init__(self, client: RestClient) -> None:
+        self.client = client
 
     async def change(self, verb: str, name: str, parameters: Parameters) -> Told:
         body = json.dumps({"parameters": parameters}).encode() if parameters else b""
         path = f"/v2/repository/models/{quote(name, safe='').replace('.', '%2E')}/{verb}"
-        status, headers, reply = await self.door.call("POST", path, body)
+        status, headers, reply = await self.client.call("POST", path, body)
         assert headers["Content-Type"] == "application/json"
         answer = json.loads(reply)
         if status == STATUS_OF[Code.OK]:
@@ -143,7 +143,7 @@ class RestControl:
 
     async def index(self, *, ready: bool = False) -> list[Row]:
         body = json.dumps({"ready": True}).encode() if ready else b""
-        status, _, reply = await self.door.call("POST", "/v2/repository/index", body)
+        status, _, reply = await self.client.call("POST", "/v2/repository/index", body)
         assert status == STATUS_OF[Code.OK], reply
         return [Row(**row) for row in json.loads(reply)]
 
@@ -151,7 +151,7 @@ class RestControl:
         path = "/v2/health/ready"
         if name:
             path = f"/v2/models/{name}/versions/{version}/ready" if version else f"/v2/models/{name}/ready"
-        status, _, _ = await self.door.call("GET", path)
+        status, _, _ = await self.client.call("GET", path)
         assert status in (200, 404, 503)
         return status == STATUS_OF[Code.OK]
 
@@ -159,9 +159,9 @@ class RestControl:
 Control = GrpcControl | RestControl
 
 
-def control_of(served: Served, door: str) -> Control:
-    """By the door of this name, "grpc" or "rest"."""
-    return GrpcControl(served.grpc) if door == "grpc" else RestControl(served.rest)
+def control_of(served: Served, interface: str) -> Control:
+    """A control over the protocol of this name, "grpc" or "rest"."""
+    return GrpcControl(served.grpc) if interface == "grpc" else RestControl(served.rest)
 
 
 async def ask(served: Served, name: str, version: str = "", x: int = 0) -> int | Told:

@@ -23,13 +23,13 @@ DEMO = Path(triglot.__file__).parent / "demo"
 
 @dataclass(frozen=True)
 class Served:
-    """A running server and a client at each of its doors."""
+    """A running server and a client for each of its protocols."""
 
     server: triglot.Server
     grpc: GrpcClient
     rest: RestClient
 
-    def door(self, name: str) -> GrpcClient | RestClient:
+    def client(self, name: str) -> GrpcClient | RestClient:
         return self.grpc if name == "grpc" else self.rest
 
 

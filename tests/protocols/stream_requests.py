@@ -30,8 +30,8 @@ async def sending(*messages: bytes) -> AsyncIterator[bytes]:
         yield message
 
 
-async def answers(door: Live, *messages: bytes, **options: Any) -> list[pb.ModelStreamInferResponse]:
-    return [one async for one in door.stream_infer(sending(*messages), timeout=30, **options)]
+async def answers(server: Live, *messages: bytes, **options: Any) -> list[pb.ModelStreamInferResponse]:
+    return [one async for one in server.stream_infer(sending(*messages), timeout=30, **options)]
 
 
 def parameters(answer: pb.ModelStreamInferResponse) -> dict[str, Any]:

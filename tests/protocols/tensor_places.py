@@ -1,4 +1,4 @@
-"""Inference with tensors in shared memory, and with classes, by every door of KServe V2."""
+"""Inference with tensors in shared memory, and with classes, over gRPC, streams and REST."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from triglot.core.types import OutputOptions, RegionSlice
 from triglot.pb.kserve import inference_pb2 as pb
 
 PREFIX = "/triglot-test-"
-DOORS = ("grpc", "stream", "rest")
+INTERFACES = ("grpc", "stream", "rest")
 SHM = Path("/dev/shm")
 Wishes = Mapping[str, OutputOptions | None]
 """What becomes of the outputs that are requested."""
@@ -111,12 +111,14 @@ class Said:
         return self.outputs[name][2]
 
 
-async def ask(served: Served, door: str, model: str, inputs: Sequence[In], outputs: Wishes | None = None) -> Said:
+async def ask(
+    served: Served, interface: str, model: str, inputs: Sequence[In], outputs: Wishes | None = None
+) -> Said:
     """One answer, as raw data."""
-    if door == "rest":
+    if interface == "rest":
         return await _rest(served, model, inputs, outputs or {})
     message = message_of(model, inputs, outputs or {})
-    if door == "stream":
+    if interface == "stream":
         return (await stream(served, [message]))[0]
     code, text, reply = await served.grpc.call("ModelInfer", message.SerializeToString())
     return Said(code, text) if code is not Code.OK else _said(pb.ModelInferResponse.FromString(reply))
@@ -211,10 +213,10 @@ async def _rest(served: Served, model: str, inputs: Sequence[In], outputs: Wishe
 
 
 async def register(
-    served: Served, name: str, made: Memory | str, size: int, offset: int = 0, *, door: str = "grpc"
+    served: Served, name: str, made: Memory | str, size: int, offset: int = 0, *, interface: str = "grpc"
 ) -> tuple[Code, str]:
     key = made if isinstance(made, str) else made.key
-    if door == "grpc":
+    if interface == "grpc":
         request = pb.SystemSharedMemoryRegisterRequest(name=name, key=key, offset=offset, byte_size=size)
         code, text, reply = await served.grpc.call("SystemSharedMemoryRegister", request.SerializeToString())
         assert not reply
@@ -223,8 +225,8 @@ async def register(
     return await post(served, f"/v2/systemsharedmemory/region/{name}/register", body)
 
 
-async def unregister(served: Served, name: str = "", *, door: str = "grpc") -> tuple[Code, str]:
-    if door == "grpc":
+async def unregister(served: Served, name: str = "", *, interface: str = "grpc") -> tuple[Code, str]:
+    if interface == "grpc":
         request = pb.SystemSharedMemoryUnregisterRequest(name=name)
         return (await served.grpc.call("SystemSharedMemoryUnregister", request.SerializeToString()))[:2]
     return await post(served, f"/v2/systemsharedmemory{f'/region/{name}' if name else ''}/unregister")

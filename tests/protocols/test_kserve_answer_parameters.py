@@ -1,4 +1,4 @@
-"""Parameters that models give their answers, by every door (spec 2.4)."""
+"""Parameters that models give their answers, in every protocol (spec 2.4)."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from triglot.pb.kserve import inference_pb2 as pb
 GIVEN: dict[str, Any] = {"flag": True, "count": -(1 << 63), "ratio": 0.5, "text": "é"}
 
 
-async def rest(door: Live, model: str, call: str = "infer") -> tuple[int, Any]:
+async def rest(server: Live, model: str, call: str = "infer") -> tuple[int, Any]:
     body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [3]}]}
-    async with door.session.post(f"{door.url}/models/{model}/{call}", json=body) as response:
+    async with server.session.post(f"{server.url}/models/{model}/{call}", json=body) as response:
         return response.status, await response.json()
 
 
-async def test_parameters_of_an_answer_reach_every_door() -> None:
-    async with live({"said": Plain(lambda inputs: Answer({"y": inputs["x"]}, GIVEN))}) as door:
-        reply = pb.ModelInferResponse.FromString(await door.infer(asking("said", 3)))
+async def test_parameters_of_an_answer_reach_every_interface() -> None:
+    async with live({"said": Plain(lambda inputs: Answer({"y": inputs["x"]}, GIVEN))}) as server:
+        reply = pb.ModelInferResponse.FromString(await server.infer(asking("said", 3)))
         assert parameters(pb.ModelStreamInferResponse(infer_response=reply)) == GIVEN
-        (streamed,) = await answers(door, asking("said", 3))
+        (streamed,) = await answers(server, asking("said", 3))
         assert parameters(streamed) == GIVEN | {FINAL: True}
-        status, found = await rest(door, "said")
+        status, found = await rest(server, "said")
         assert (status, found["parameters"]) == (200, GIVEN)
-        async with door.session.post(f"{door.url}/models/said/generate", json={"x": 3}) as response:
+        async with server.session.post(f"{server.url}/models/said/generate", json={"x": 3}) as response:
             assert await response.json() == {"model_name": "said", "model_version": "1", "y": 3} | GIVEN
 
 
@@ -50,12 +50,12 @@ async def test_parameters_of_an_answer_reach_every_door() -> None:
     "given", [{"x": None}, {"x": [1]}, {"x": 1 << 63}, {"x": np.int64(1)}, {"": 1}, {1: 1}, {"x": b"b"}]
 )
 async def test_parameters_that_no_protocol_carries_are_the_models_fault(given: Any) -> None:
-    async with live({"odd": Plain(lambda inputs: Answer({"y": inputs["x"]}, given))}) as door:
+    async with live({"odd": Plain(lambda inputs: Answer({"y": inputs["x"]}, given))}) as server:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await door.infer(asking("odd", 3))
+            await server.infer(asking("odd", 3))
         assert caught.value.code() is grpc.StatusCode.INTERNAL
         assert "model 'odd' returned" in str(caught.value.details())
-        status, found = await rest(door, "odd")
+        status, found = await rest(server, "odd")
         assert (status, found["error"]) == (500, caught.value.details())
 
 
@@ -68,8 +68,8 @@ async def test_parameters_of_a_batch_are_those_of_each_request() -> None:
         def infer(self, inputs: Inputs) -> Answer:
             return Answer({"y": inputs["x"]}, {"rows": len(inputs["x"])})
 
-    async with live({"joined": Joined()}) as door:
-        replies = await asyncio.gather(*(door.infer(asking("joined", at)) for at in range(20)))
+    async with live({"joined": Joined()}) as server:
+        replies = await asyncio.gather(*(server.infer(asking("joined", at)) for at in range(20)))
     found = [pb.ModelInferResponse.FromString(reply) for reply in replies]
     assert [VALUE.unpack(one.raw_output_contents[0])[0] for one in found] == list(range(20))
     rows = [one.parameters["rows"].int64_param for one in found]
@@ -86,8 +86,8 @@ async def test_answers_with_parameters_are_not_kept() -> None:
 
     model = Plain(infer)
     model.response_cache = True
-    async with live({"kept": model}, response_cache_bytes=1 << 20) as door:
+    async with live({"kept": model}, response_cache_bytes=1 << 20) as server:
         for number, expected in ((1, 1), (1, 2), (0, 3), (0, 3)):
-            reply = pb.ModelInferResponse.FromString(await door.infer(asking("kept", number)))
+            reply = pb.ModelInferResponse.FromString(await server.infer(asking("kept", number)))
             assert runs == expected
             assert reply.parameters["run"].int64_param == (expected if number else 0)

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from kserve_served import Served, serve_models
-from tensor_places import DOORS, In, Said, ask
+from tensor_places import INTERFACES, In, Said, ask
 
 import triglot
 from triglot.core.errors import Code, InvalidArgument, ModelLoadError
@@ -26,7 +26,7 @@ from triglot.core.types import OutputOptions, OutputTensor
 from triglot.protocols.kserve.classification import MAX_ELEMENTS, classify
 from triglot.repository.manager.loader import MAX_LABEL_BYTES
 
-EVERY = pytest.mark.parametrize("door", DOORS)
+EVERY = pytest.mark.parametrize("interface", INTERFACES)
 in_module = pytest.mark.asyncio(loop_scope="module")
 
 
@@ -134,7 +134,7 @@ def test_as_sorting_by_hand_has_it(values: Array, classes: int, batched: bool) -
     assert texts(values, classes, batched=batched) == (expected if batched else expected[0])
 
 
-# --- through the doors ---
+# --- through real ports ---
 
 MODEL = """
 import numpy as np
@@ -189,20 +189,20 @@ def elements(said: Said) -> tuple[str, list[int], list[bytes]]:
 
 @in_module
 @EVERY
-async def test_a_model_with_labels(door: str, served: Served) -> None:
-    said = await ask(served, door, "labelled", [In("x", ROW)], {"y": OutputOptions(3)})
+async def test_a_model_with_labels(interface: str, served: Served) -> None:
+    said = await ask(served, interface, "labelled", [In("x", ROW)], {"y": OutputOptions(3)})
     assert elements(said) == ("BYTES", [3], FIRST)
-    said = await ask(served, door, "labelled", [In("x", ROW)], {"y": OutputOptions(2**40), "z": None})
+    said = await ask(served, interface, "labelled", [In("x", ROW)], {"y": OutputOptions(2**40), "z": None})
     assert elements(said) == ("BYTES", [4], [*FIRST, b"1.000000:0:cat"])
     assert said.raw("z") == ROW.astype("f2").tobytes()
-    said = await ask(served, door, "plain", [In("x", ROW)], {"y": OutputOptions(1)})
+    said = await ask(served, interface, "plain", [In("x", ROW)], {"y": OutputOptions(1)})
     assert elements(said) == ("BYTES", [1], [b"4.000000:1"])
 
 
 @in_module
 @EVERY
-async def test_a_model_that_batches(door: str, served: Served) -> None:
-    said = await ask(served, door, "batched", [In("x", np.stack([ROW, -ROW]))], {"y": OutputOptions(1)})
+async def test_a_model_that_batches(interface: str, served: Served) -> None:
+    said = await ask(served, interface, "batched", [In("x", np.stack([ROW, -ROW]))], {"y": OutputOptions(1)})
     assert elements(said) == ("BYTES", [2, 1], [b"4.000000:1:dog", b"-1.000000:0:cat"])
 
 
@@ -228,21 +228,21 @@ async def test_texts_of_json(served: Served) -> None:
 
 @in_module
 @EVERY
-async def test_many_values(door: str, served: Served) -> None:
+async def test_many_values(interface: str, served: Served) -> None:
     """Looked at elsewhere than on the loop."""
     many = np.arange(MAX_ELEMENTS, dtype="f4")
-    said = await ask(served, door, "plain", [In("x", many)], {"y": OutputOptions(2)})
+    said = await ask(served, interface, "plain", [In("x", many)], {"y": OutputOptions(2)})
     assert elements(said)[2] == [b"999999.000000:999999", b"999998.000000:999998"]
-    said = await ask(served, door, "plain", [In("x", np.append(many, many[:1]))], {"y": OutputOptions(2)})
-    code = Code.UNKNOWN if door == "stream" else Code.INVALID_ARGUMENT
+    said = await ask(served, interface, "plain", [In("x", np.append(many, many[:1]))], {"y": OutputOptions(2)})
+    code = Code.UNKNOWN if interface == "stream" else Code.INVALID_ARGUMENT
     assert (said.code, said.text.endswith("it has 1000001 elements, the limit is 1000000")) == (code, True)
 
 
 @in_module
 @EVERY
-async def test_an_output_that_has_no_classes(door: str, served: Served) -> None:
-    said = await ask(served, door, "plain", [In("x", ROW)], {"z": OutputOptions(2)})
-    code = Code.UNKNOWN if door == "stream" else Code.INVALID_ARGUMENT
+async def test_an_output_that_has_no_classes(interface: str, served: Served) -> None:
+    said = await ask(served, interface, "plain", [In("x", ROW)], {"z": OutputOptions(2)})
+    code = Code.UNKNOWN if interface == "stream" else Code.INVALID_ARGUMENT
     assert said == Said(code, "class result not available for output 'z' due to unsupported type 'FP16'")
 
 

@@ -1,4 +1,4 @@
-"""Models that clients load and unload, by either door of KServe (spec 3.9, 5.7, 5.8)."""
+"""Models that clients load and unload, over KServe's gRPC and REST (spec 3.9, 5.7, 5.8)."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ from waiting import until
 
 
 @pytest.fixture(params=["grpc", "rest"])
-def door(request: pytest.FixtureRequest) -> str:
+def interface(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 # --- a model comes and goes ---
 
 
-async def test_models_are_loaded_and_unloaded(door: str, tmp_path: Path) -> None:
+async def test_models_are_loaded_and_unloaded(interface: str, tmp_path: Path) -> None:
     put(tmp_path / "a" / "1", says=1)
     put(tmp_path / "a" / "2", says=2)
     put(tmp_path / "b" / "1")
     async with serve_models([tmp_path], **EXPLICIT) as served:
-        control = control_of(served, door)
+        control = control_of(served, interface)
         assert await control.ready()
         assert await control.index() == [Row("a"), Row("b")]
         assert await control.index(ready=True) == []
@@ -78,9 +78,9 @@ async def test_models_are_loaded_and_unloaded(door: str, tmp_path: Path) -> None
         assert await control.index() == [*both, Row("b")]
 
 
-async def test_a_repository_that_is_empty_at_first(door: str, tmp_path: Path) -> None:
+async def test_a_repository_that_is_empty_at_first(interface: str, tmp_path: Path) -> None:
     async with serve_models([tmp_path], **EXPLICIT) as served:
-        control = control_of(served, door)
+        control = control_of(served, interface)
         assert await control.ready()
         assert await control.index() == []
         code, text = await control.load("a")
@@ -92,10 +92,10 @@ async def test_a_repository_that_is_empty_at_first(door: str, tmp_path: Path) ->
         assert await ask(served, "a") == 7
 
 
-async def test_what_is_not_in_the_repository(door: str, tmp_path: Path) -> None:
+async def test_what_is_not_in_the_repository(interface: str, tmp_path: Path) -> None:
     put(tmp_path / "a")
     async with serve_models([tmp_path], **EXPLICIT) as served:
-        control = control_of(served, door)
+        control = control_of(served, interface)
         assert await control.load("b") == not_polled("b", f"no model of this name in {tmp_path}")
         assert await control.unload("b") == FINE
         assert await control.index() == [Row("a")]
@@ -123,10 +123,10 @@ async def test_only_what_is_there_is_listed_elsewhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["none", "poll"])
-async def test_without_explicit_control(door: str, mode: str, tmp_path: Path) -> None:
+async def test_without_explicit_control(interface: str, mode: str, tmp_path: Path) -> None:
     put(tmp_path / "a", says=1)
     async with serve_models([tmp_path], model_control_mode=mode) as served:
-        control = control_of(served, door)
+        control = control_of(served, interface)
         for name in ("a", "b", "../a"):
             for change in (control.load, control.unload):
                 code, text = await change(name)
@@ -137,11 +137,11 @@ async def test_without_explicit_control(door: str, mode: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", ["../a", "..", ".a", "a/b", "a b", "a\n", "ä", "a" * 129])
-async def test_names_that_cannot_be(door: str, name: str, tmp_path: Path) -> None:
+async def test_names_that_cannot_be(interface: str, name: str, tmp_path: Path) -> None:
     put(tmp_path / "repository" / "a")
     put(tmp_path / "a")
     async with serve_models([tmp_path / "repository"], **EXPLICIT) as served:
-        control = control_of(served, door)
+        control = control_of(served, interface)
         for change in (control.load, control.unload):
             code, text = await change(name)
             assert code is INVALID
@@ -166,27 +166,29 @@ NO_FILES = "models are loaded from the repository only; --allow-model-upload all
     ],
 )
 async def test_load_parameters_that_cannot_be(
-    door: str, parameters: dict[str, Any], text: str, tmp_path: Path
+    interface: str, parameters: dict[str, Any], text: str, tmp_path: Path
 ) -> None:
     put(tmp_path / "a")
     async with serve_models([tmp_path], **EXPLICIT) as served:
-        control = control_of(served, door)
+        control = control_of(served, interface)
         assert await control.load("a", **parameters) == (INVALID, text)
         assert await control.index() == [Row("a")]
 
 
-def content(door: str, text: str) -> Any:
+def content(interface: str, text: str) -> Any:
     """A file's content as a parameter."""
-    return text.encode() if door == "grpc" else base64.b64encode(text.encode()).decode()
+    return text.encode() if interface == "grpc" else base64.b64encode(text.encode()).decode()
 
 
 @pytest.mark.parametrize("path", ["1/model.py", "../../etc/passwd"])
 @pytest.mark.parametrize("config", [{}, {"config": "{}"}])
-async def test_files_are_refused_by_default(door: str, path: str, config: dict[str, str], tmp_path: Path) -> None:
+async def test_files_are_refused_by_default(
+    interface: str, path: str, config: dict[str, str], tmp_path: Path
+) -> None:
     put(tmp_path / "a")
     async with serve_models([tmp_path], **EXPLICIT) as served:
-        control = control_of(served, door)
-        told = await control.load("a", **{f"file:{path}": content(door, "A")}, **config)
+        control = control_of(served, interface)
+        told = await control.load("a", **{f"file:{path}": content(interface, "A")}, **config)
         assert told == (Code.INTERNAL, f"{POLL}: 'file:{path}': {NO_FILES}")
         assert await control.index() == [Row("a")]
 
@@ -204,12 +206,13 @@ class Sent(triglot.Model):
 
 
 @pytest.mark.parametrize("name", ["a", "new"])
-async def test_a_model_is_sent(door: str, name: str, tmp_path: Path) -> None:
+async def test_a_model_is_sent(interface: str, name: str, tmp_path: Path) -> None:
     put(tmp_path / "a", says=7)
     async with serve_models([tmp_path], **EXPLICIT, allow_model_upload=True) as served:
-        control = control_of(served, door)
+        control = control_of(served, interface)
         files = {
-            f"file:{number}/model.py": content(door, SENT.replace("NUMBER", str(number))) for number in (10, 20)
+            f"file:{number}/model.py": content(interface, SENT.replace("NUMBER", str(number)))
+            for number in (10, 20)
         }
         config = '{"backend": "python", "version_policy": {"all": {}}}'
         assert await control.load(name, config=config, **files) == FINE
@@ -241,27 +244,27 @@ async def test_a_model_is_sent(door: str, name: str, tmp_path: Path) -> None:
     ],
 )
 async def test_files_that_cannot_be(
-    door: str, path: str, config: str | None, code: Code, text: str, tmp_path: Path
+    interface: str, path: str, config: str | None, code: Code, text: str, tmp_path: Path
 ) -> None:
     put(tmp_path / "a", says=7)
     async with serve_models([tmp_path], **EXPLICIT, load_model="a", allow_model_upload=True) as served:
-        control = control_of(served, door)
+        control = control_of(served, interface)
         said = {} if config is None else {"config": config}
-        told = await control.load("a", **{f"file:{path}": content(door, "nothing")}, **said)
+        told = await control.load("a", **{f"file:{path}": content(interface, "nothing")}, **said)
         assert told[0] is code
         assert told[1].startswith(text)
         assert await ask(served, "a") == 7
 
 
-async def test_a_version_that_is_sent_with_a_broken_one(door: str, tmp_path: Path) -> None:
+async def test_a_version_that_is_sent_with_a_broken_one(interface: str, tmp_path: Path) -> None:
     put(tmp_path / "a")
     async with serve_models([tmp_path], **EXPLICIT, allow_model_upload=True) as served:
         sent = {
-            "file:1/model.py": content(door, SENT.replace("NUMBER", "1")),
-            "file:2/model.py": content(door, "?"),
+            "file:1/model.py": content(interface, SENT.replace("NUMBER", "1")),
+            "file:2/model.py": content(interface, "?"),
         }
         config = '{"backend": "python", "version_policy": {"all": {}}}'
-        code, text = await control_of(served, door).load("a", config=config, **sent)
+        code, text = await control_of(served, interface).load("a", config=config, **sent)
         assert (code, "version 2 is at UNAVAILABLE state" in text) == (INVALID, True)
         assert await ask(served, "a", "1", x=1) == 2
         (servable,) = served.server.manager.registry.in_memory("a")
@@ -280,12 +283,12 @@ async def test_a_file_that_is_no_base64(tmp_path: Path) -> None:
         assert text.startswith("parameter 'file:1/model.py': expected base64")
 
 
-async def test_a_file_may_be_larger_than_a_configuration(door: str, tmp_path: Path) -> None:
+async def test_a_file_may_be_larger_than_a_configuration(interface: str, tmp_path: Path) -> None:
     put(tmp_path / "a")
     large = SENT.replace("NUMBER", "1") + "#" * (2 * 1024 * 1024)
     async with serve_models([tmp_path], **EXPLICIT, allow_model_upload=True) as served:
-        control = control_of(served, door)
-        files = {"file:1/model.py": content(door, large)}
+        control = control_of(served, interface)
+        files = {"file:1/model.py": content(interface, large)}
         assert await control.load("a", config='{"backend": "python"}', **files) == FINE
         assert await ask(served, "a", x=1) == 2
 
@@ -297,11 +300,11 @@ def test_where_no_model_may_be_sent(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("value", [True, 1, None, b"{}"])
-async def test_parameters_of_another_kind(door: str, value: Any, tmp_path: Path) -> None:
+async def test_parameters_of_another_kind(interface: str, value: Any, tmp_path: Path) -> None:
     put(tmp_path / "a")
     async with serve_models([tmp_path], **EXPLICIT) as served:
-        control = control_of(served, door)
-        if door == "rest" and (value is None or isinstance(value, bytes)):
+        control = control_of(served, interface)
+        if interface == "rest" and (value is None or isinstance(value, bytes)):
             return  # JSON has no bytes, and null is no value.
         code, text = await control.load("a", config=value)
         assert code is INVALID
@@ -313,11 +316,11 @@ async def test_parameters_of_another_kind(door: str, value: Any, tmp_path: Path)
         assert await control.index() == [Row("a")]
 
 
-async def test_dependents_may_be_named(door: str, tmp_path: Path) -> None:
+async def test_dependents_may_be_named(interface: str, tmp_path: Path) -> None:
     """tritonclient always does; no model depends on another here."""
     put(tmp_path / "a")
     async with serve_models([tmp_path], **EXPLICIT, load_model="a") as served:
-        control = control_of(served, door)
+        control = control_of(served, interface)
         for value in (False, True):
             assert await control.load("a") == FINE
             assert await control.unload("a", unload_dependents=value) == FINE
@@ -372,11 +375,11 @@ async def test_requests_that_are_too_large(tmp_path: Path) -> None:
 # --- loads that fail ---
 
 
-async def test_a_load_that_fails(door: str, tmp_path: Path) -> None:
+async def test_a_load_that_fails(interface: str, tmp_path: Path) -> None:
     file = put(tmp_path / "a" / "1", text=FAILS)
     why = f"{file}:{len(FAILS.splitlines())}: OSError: no disk"
     async with serve_models([tmp_path], **EXPLICIT) as served:
-        control = control_of(served, door)
+        control = control_of(served, interface)
         assert await control.load("a") == load_failed("a", why)
         assert await control.index() == [Row("a", "1", "UNAVAILABLE", why)]
         assert await ask(served, "a") == unknown("a")
@@ -390,20 +393,20 @@ async def test_a_load_that_fails(door: str, tmp_path: Path) -> None:
         assert await control.ready()
 
 
-async def test_a_failed_model_that_is_unloaded(door: str, tmp_path: Path) -> None:
+async def test_a_failed_model_that_is_unloaded(interface: str, tmp_path: Path) -> None:
     put(tmp_path / "a", text=FAILS)
     async with serve_models([tmp_path], **EXPLICIT) as served:
-        control = control_of(served, door)
+        control = control_of(served, interface)
         assert (await control.load("a"))[0] is INVALID
         assert await control.unload("a") == FINE
         assert await control.index() == [Row("a", "1", "UNAVAILABLE", UNLOADED)]
         assert await control.ready()
 
 
-async def test_a_load_again_that_fails_keeps_what_serves(door: str, tmp_path: Path) -> None:
+async def test_a_load_again_that_fails_keeps_what_serves(interface: str, tmp_path: Path) -> None:
     file = put(tmp_path / "a", says=1)
     async with serve_models([tmp_path], **EXPLICIT, load_model="a") as served:
-        control = control_of(served, door)
+        control = control_of(served, interface)
         put(tmp_path / "a", text=FAILS)
         why = f"{file}:{len(FAILS.splitlines())}: OSError: no disk"
         assert await control.load("a") == load_failed("a", why)
@@ -416,11 +419,11 @@ async def test_a_load_again_that_fails_keeps_what_serves(door: str, tmp_path: Pa
         assert await control.index() == [Row("a", "1", "READY")]
 
 
-async def test_a_configuration_file_that_is_wrong(door: str, tmp_path: Path) -> None:
+async def test_a_configuration_file_that_is_wrong(interface: str, tmp_path: Path) -> None:
     put(tmp_path / "a" / "1", says=1)
     put(tmp_path / "b")
     async with serve_models([tmp_path], **EXPLICIT, load_model="a") as served:
-        control = control_of(served, door)
+        control = control_of(served, interface)
         put_config(tmp_path / "a", "max_batch_size: -1")
         wrong = f"{tmp_path / 'a' / 'config.pbtxt'}: max_batch_size: expected at least 0, got -1"
         assert await control.load("a") == not_polled("a", wrong)
@@ -431,12 +434,12 @@ async def test_a_configuration_file_that_is_wrong(door: str, tmp_path: Path) -> 
         assert await control.load("a") == not_polled("a", wrong)
 
 
-async def test_one_name_in_two_repositories(door: str, tmp_path: Path) -> None:
+async def test_one_name_in_two_repositories(interface: str, tmp_path: Path) -> None:
     for repository in ("one", "two"):
         put(tmp_path / repository / "a")
     put(tmp_path / "two" / "b", says=2)
     async with serve_models([tmp_path / "one", tmp_path / "two"], **EXPLICIT) as served:
-        control = control_of(served, door)
+        control = control_of(served, interface)
         code, text = await control.load("a")
         assert code is Code.INTERNAL
         both = " and ".join(str(tmp_path / one / "a" / "model.py") for one in ("one", "two"))
@@ -450,7 +453,7 @@ async def test_one_name_in_two_repositories(door: str, tmp_path: Path) -> None:
 # --- at the start ---
 
 
-async def test_models_that_cannot_be_read_keep_no_others_from_serving(door: str, tmp_path: Path) -> None:
+async def test_models_that_cannot_be_read_keep_no_others_from_serving(interface: str, tmp_path: Path) -> None:
     for name in ("config", "code", "fine"):
         put(tmp_path / name / "1", says=3)
     put_config(tmp_path / "config", "this is { no configuration")
@@ -459,7 +462,7 @@ async def test_models_that_cannot_be_read_keep_no_others_from_serving(door: str,
     for more in ({}, {"model_control_mode": "poll"}, EXPLICIT | {"load_model": "*"}):
         async with serve_models([tmp_path], **options, **more) as served:
             assert await ask(served, "fine") == 3
-            states = {row.name: row.state for row in await control_of(served, door).index()}
+            states = {row.name: row.state for row in await control_of(served, interface).index()}
             # Of what nobody could read there is nothing to load.
             assert states.pop("config") == ("" if "load_model" in more else "UNAVAILABLE")
             assert states == {"code": "UNAVAILABLE", "fine": "READY"}

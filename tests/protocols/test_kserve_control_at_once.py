@@ -29,7 +29,7 @@ from waiting import SECONDS, until
 
 
 @pytest.fixture(params=["grpc", "rest"])
-def door(request: pytest.FixtureRequest) -> str:
+def interface(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
@@ -41,10 +41,10 @@ def load() -> Loads:
 # --- at the same time ---
 
 
-async def test_one_model_by_many_at_once(door: str, tmp_path: Path, load: Loads) -> None:
+async def test_one_model_by_many_at_once(interface: str, tmp_path: Path, load: Loads) -> None:
     put(tmp_path / "a" / "1", says=1)
     async with serve_models([tmp_path], load, **EXPLICIT) as served:
-        control = control_of(served, door)
+        control = control_of(served, interface)
         load.gate.clear()
         loading = [asyncio.create_task(control.load("a")) for _ in range(10)]
         await until(lambda: len(load.begun) == 1)
@@ -56,12 +56,12 @@ async def test_one_model_by_many_at_once(door: str, tmp_path: Path, load: Loads)
         assert load.begun == ["a/1"]
 
 
-async def test_many_models_at_once(door: str, tmp_path: Path) -> None:
+async def test_many_models_at_once(interface: str, tmp_path: Path) -> None:
     names = [f"m{number}" for number in range(10)]
     for number, name in enumerate(names):
         put(tmp_path / name, says=number, text=FAILS if number == 3 else SAYS)
     async with serve_models([tmp_path], **EXPLICIT) as served:
-        control = control_of(served, door)
+        control = control_of(served, interface)
         told = await asyncio.gather(*(control.load(name) for name in names))
         assert [one == FINE for one in told] == [number != 3 for number in range(10)]
         assert [await ask(served, name) for name in names if name != "m3"] == [0, 1, 2, *range(4, 10)]
@@ -69,10 +69,10 @@ async def test_many_models_at_once(door: str, tmp_path: Path) -> None:
         assert {row.reason for row in await control.index() if row.state == "UNAVAILABLE"} == {UNLOADED}
 
 
-async def test_a_model_that_is_unloaded_while_it_loads(door: str, tmp_path: Path, load: Loads) -> None:
+async def test_a_model_that_is_unloaded_while_it_loads(interface: str, tmp_path: Path, load: Loads) -> None:
     put(tmp_path / "a" / "1")
     async with serve_models([tmp_path], load, **EXPLICIT) as served:
-        control = control_of(served, door)
+        control = control_of(served, interface)
         load.gate.clear()
         loading = asyncio.create_task(control.load("a"))
         await until(lambda: load.begun == ["a/1"])
@@ -87,10 +87,10 @@ async def test_a_model_that_is_unloaded_while_it_loads(door: str, tmp_path: Path
         assert await control.load("a") == FINE
 
 
-async def test_the_last_of_several_configurations_counts(door: str, tmp_path: Path, load: Loads) -> None:
+async def test_the_last_of_several_configurations_counts(interface: str, tmp_path: Path, load: Loads) -> None:
     put(tmp_path / "a" / "1")
     async with serve_models([tmp_path], load, **EXPLICIT) as served:
-        control = control_of(served, door)
+        control = control_of(served, interface)
         load.gate.clear()
         first = asyncio.create_task(control.load("a", config=config_text(**saying(1))))
         await until(lambda: len(load.begun) == 1)
@@ -112,8 +112,8 @@ async def test_loads_and_unloads_in_any_order(tmp_path: Path) -> None:
     choose = random.Random(7)
     async with serve_models([tmp_path], **EXPLICIT) as served:
 
-        async def client(door: str) -> None:
-            control = control_of(served, door)
+        async def client(interface: str) -> None:
+            control = control_of(served, interface)
             for _ in range(20):
                 name = choose.choice(names)
                 match choose.randrange(4):
@@ -130,7 +130,7 @@ async def test_loads_and_unloads_in_any_order(tmp_path: Path) -> None:
                         answer = await ask(served, name)
                         assert isinstance(answer, int) or answer[0] in (Code.NOT_FOUND, Code.UNAVAILABLE)
 
-        await asyncio.gather(*(client(door) for door in ("grpc", "rest") * 3))
+        await asyncio.gather(*(client(interface) for interface in ("grpc", "rest") * 3))
         control = control_of(served, "grpc")
         for name in names[:2]:
             assert await control.load(name) == FINE
@@ -149,8 +149,8 @@ async def test_a_client_that_leaves_while_its_model_loads(tmp_path: Path, load: 
     for name in ("a", "b"):
         put(tmp_path / name / "1", says=1)
     async with serve_models([tmp_path], load, **EXPLICIT) as served:
-        for name, door in (("a", "grpc"), ("b", "rest")):
-            control = control_of(served, door)
+        for name, interface in (("a", "grpc"), ("b", "rest")):
+            control = control_of(served, interface)
             load.gate.clear()
             loading = asyncio.create_task(control.load(name))
             await until(lambda name=name: f"{name}/1" in load.begun)  # type: ignore[misc]
@@ -165,12 +165,12 @@ async def test_a_client_that_leaves_while_its_model_loads(tmp_path: Path, load: 
             assert await ask(served, name) == 1
 
 
-async def test_a_server_that_stops_while_a_model_loads(door: str, tmp_path: Path, load: Loads) -> None:
+async def test_a_server_that_stops_while_a_model_loads(interface: str, tmp_path: Path, load: Loads) -> None:
     put(tmp_path / "a" / "1", says=1)
     put(tmp_path / "b" / "1", says=1)
     load.gate.clear()
     async with serve_models([tmp_path], load, **EXPLICIT, grace=SECONDS) as served:
-        control = control_of(served, door)
+        control = control_of(served, interface)
         loads = [asyncio.create_task(control.load(name)) for name in ("a", "b")]
         await until(lambda: len(load.begun) == 1)
         await until(lambda: sum(one.in_flight for one in served.server.telemetry.endpoints()) == 2)

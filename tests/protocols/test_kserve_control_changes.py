@@ -32,7 +32,7 @@ from waiting import until
 
 
 @pytest.fixture(params=["grpc", "rest"])
-def door(request: pytest.FixtureRequest) -> str:
+def interface(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
@@ -44,11 +44,11 @@ def load() -> Loads:
 # --- loaded again ---
 
 
-async def test_what_has_not_changed_is_not_loaded_again(door: str, tmp_path: Path, load: Loads) -> None:
+async def test_what_has_not_changed_is_not_loaded_again(interface: str, tmp_path: Path, load: Loads) -> None:
     put(tmp_path / "a" / "1")
     put_config(tmp_path / "a", "max_batch_size: 4")
     async with serve_models([tmp_path], load, **EXPLICIT) as served:
-        control = control_of(served, door)
+        control = control_of(served, interface)
         for _ in range(3):
             assert await control.load("a") == FINE
         put_config(tmp_path / "a", 'name: "a" # says nothing more\nmax_batch_size: 4')
@@ -56,10 +56,10 @@ async def test_what_has_not_changed_is_not_loaded_again(door: str, tmp_path: Pat
         assert load.begun == ["a/1"]
 
 
-async def test_what_has_changed_is_loaded_beside_what_serves(door: str, tmp_path: Path, load: Loads) -> None:
+async def test_what_has_changed_is_loaded_beside_what_serves(interface: str, tmp_path: Path, load: Loads) -> None:
     put(tmp_path / "a" / "1", says=1)
     async with serve_models([tmp_path], load, **EXPLICIT, load_model="a") as served:
-        control = control_of(served, door)
+        control = control_of(served, interface)
         put(tmp_path / "a" / "1", says=22)
         load.gate.clear()
         loading = asyncio.create_task(control.load("a"))
@@ -76,11 +76,11 @@ async def test_what_has_changed_is_loaded_beside_what_serves(door: str, tmp_path
         assert load.begun == ["a/1"] * 3
 
 
-async def test_a_new_version_replaces_the_old_one(door: str, tmp_path: Path, load: Loads) -> None:
+async def test_a_new_version_replaces_the_old_one(interface: str, tmp_path: Path, load: Loads) -> None:
     put(tmp_path / "a" / "1", says=1)
     put_config(tmp_path / "a", "version_policy { latest { num_versions: 1 } }")
     async with serve_models([tmp_path], load, **EXPLICIT, load_model="a") as served:
-        control = control_of(served, door)
+        control = control_of(served, interface)
         put(tmp_path / "a" / "2", text=FAILS)
         assert (await control.load("a"))[0] is Code.INVALID_ARGUMENT
         assert [row[:3] for row in await control.index()] == [("a", "1", "READY"), ("a", "2", "UNAVAILABLE")]
@@ -93,13 +93,13 @@ async def test_a_new_version_replaces_the_old_one(door: str, tmp_path: Path, loa
         await until_index(control, Row("a", "2", "UNAVAILABLE", UNLOADED))
 
 
-async def test_what_failed_is_tried_again(door: str, tmp_path: Path, load: Loads) -> None:
+async def test_what_failed_is_tried_again(interface: str, tmp_path: Path, load: Loads) -> None:
     """Although nothing has changed in its folder: what it needs may be elsewhere."""
     needed = tmp_path / "needed"
     text = SAYS + f"\n    def load(self, folder):\n        open({str(needed)!r}).close()\n"
     put(tmp_path / "models" / "a" / "1", says=1, text=text)
     async with serve_models([tmp_path / "models"], load, **EXPLICIT) as served:
-        control = control_of(served, door)
+        control = control_of(served, interface)
         for _ in range(2):
             assert (await control.load("a"))[0] is Code.INVALID_ARGUMENT
         assert load.begun == ["a/1"] * 2
@@ -108,12 +108,12 @@ async def test_what_failed_is_tried_again(door: str, tmp_path: Path, load: Loads
         assert await ask(served, "a") == 1
 
 
-async def test_a_repository_that_cannot_be_read(door: str, tmp_path: Path) -> None:
+async def test_a_repository_that_cannot_be_read(interface: str, tmp_path: Path) -> None:
     """A mount that went away: what serves goes on, and a load says what is the matter."""
     repository = tmp_path / "repository"
     put(repository / "a", says=1)
     async with serve_models([repository], **EXPLICIT, load_model="a") as served:
-        control = control_of(served, door)
+        control = control_of(served, interface)
         repository.rename(tmp_path / "elsewhere")
         why = f"failed to load 'a', failed to poll from model repository: {repository}: no such file or folder"
         assert await control.load("a") == (Code.INTERNAL, why)
@@ -124,13 +124,13 @@ async def test_a_repository_that_cannot_be_read(door: str, tmp_path: Path) -> No
         assert await control.load("a") == FINE
 
 
-async def test_a_configuration_holds_until_the_next_load(door: str, tmp_path: Path, load: Loads) -> None:
+async def test_a_configuration_holds_until_the_next_load(interface: str, tmp_path: Path, load: Loads) -> None:
     for version in (1, 2, 3):
         put(tmp_path / "a" / str(version), says=version)
     put_config(tmp_path / "a", "version_policy { latest { num_versions: 2 } }\nmax_batch_size: 2")
 
     async with serve_models([tmp_path], load, **EXPLICIT, load_model="a") as served:
-        control = control_of(served, door)
+        control = control_of(served, interface)
         assert await control.index() == [Row("a", "2", "READY"), Row("a", "3", "READY")]
         await expect_largest_batch(served, 2)
 
@@ -165,10 +165,10 @@ async def expect_largest_batch(served: Served, size: int) -> None:
     assert f"inference request batch-size must be <= {size} for 'a'" in text
 
 
-async def test_a_configuration_is_forgotten_when_the_model_is_unloaded(door: str, tmp_path: Path) -> None:
+async def test_a_configuration_is_forgotten_when_the_model_is_unloaded(interface: str, tmp_path: Path) -> None:
     put(tmp_path / "a", says=1)
     async with serve_models([tmp_path], **EXPLICIT) as served:
-        control = control_of(served, door)
+        control = control_of(served, interface)
         assert await control.load("a", config=config_text(**saying(5))) == FINE
         assert await ask(served, "a") == 5
         assert await control.unload("a") == FINE
@@ -191,10 +191,10 @@ async def test_a_configuration_is_forgotten_when_the_model_is_unloaded(door: str
         ('{"input": ' + "[" * 100_000, "the configuration in the request to load model 'a'"),
     ],
 )
-async def test_a_configuration_that_is_wrong(door: str, config: str, text: str, tmp_path: Path) -> None:
+async def test_a_configuration_that_is_wrong(interface: str, config: str, text: str, tmp_path: Path) -> None:
     put(tmp_path / "a", says=1)
     async with serve_models([tmp_path], **EXPLICIT, load_model="a") as served:
-        control = control_of(served, door)
+        control = control_of(served, interface)
         code, found = await control.load("a", config=config)
         assert code is Code.INVALID_ARGUMENT
         assert text in found
@@ -202,10 +202,10 @@ async def test_a_configuration_that_is_wrong(door: str, config: str, text: str, 
         assert await control.load("a") == FINE
 
 
-async def test_a_configuration_for_a_file(door: str, tmp_path: Path) -> None:
+async def test_a_configuration_for_a_file(interface: str, tmp_path: Path) -> None:
     file = put(tmp_path / "a", says=1)
     async with serve_models([file], **EXPLICIT) as served:
-        control = control_of(served, door)
+        control = control_of(served, interface)
         assert await control.load("a", config="{}") == (
             Code.INVALID_ARGUMENT,
             f"'config' requires a model folder in a repository; model 'a' is {file}",
@@ -247,24 +247,24 @@ FREE = SAYS.replace('inputs["x"] * 0', "inputs.get('x', 0) * 0").replace('INT32"
         config_text(max_batch_size=16, dynamic_batching=None),
     ],
 )
-async def test_what_a_configuration_leaves_out_is_the_models(door: str, config: str, tmp_path: Path) -> None:
+async def test_what_a_configuration_leaves_out_is_the_models(interface: str, config: str, tmp_path: Path) -> None:
     put(tmp_path / "a" / "1", text=FREE)
     put_config(tmp_path / "a", "max_batch_size: 4")
     async with serve_models([tmp_path], **EXPLICIT, load_model="a") as served:
-        assert await control_of(served, door).load("a", config=config) == FINE
+        assert await control_of(served, interface).load("a", config=config) == FINE
         servable = served.server.dataplane.servable(EVERYTHING, "a")
         assert (servable.model.max_batch_size, servable.platform) == (16, "python")
         for specs, name in ((servable.signature.inputs, "x"), (servable.signature.outputs, "y")):
             assert [(spec.name, spec.datatype, spec.shape) for spec in specs] == [(name, "INT32", (-1, 2))]
 
 
-async def test_a_configuration_stands_in_place_of_the_file(door: str, tmp_path: Path) -> None:
+async def test_a_configuration_stands_in_place_of_the_file(interface: str, tmp_path: Path) -> None:
     """What it leaves out is not taken from there, but from the model (spec 3.9)."""
     put(tmp_path / "a" / "1", says=1)
     put_config(tmp_path / "a", 'max_batch_size: 4 parameters { key: "says" value { string_value: "5" } }')
     async with serve_models([tmp_path], **EXPLICIT, load_model="a") as served:
         assert await ask(served, "a") == 5
-        assert await control_of(served, door).load("a", config="{}") == FINE
+        assert await control_of(served, interface).load("a", config="{}") == FINE
         assert await ask(served, "a") == 1
         assert served.server.dataplane.servable(EVERYTHING, "a").model.max_batch_size == 0
 
@@ -294,11 +294,11 @@ async def test_a_configuration_stands_in_place_of_the_file(door: str, tmp_path: 
         ),
     ],
 )
-async def test_what_is_no_configuration(door: str, config: str, text: str, tmp_path: Path) -> None:
+async def test_what_is_no_configuration(interface: str, config: str, text: str, tmp_path: Path) -> None:
     """It is said what is wrong, and what served goes on."""
     put(tmp_path / "a" / "1", says=1)
     async with serve_models([tmp_path], **EXPLICIT, load_model="a") as served:
-        control = control_of(served, door)
+        control = control_of(served, interface)
         code, found = await control.load("a", config=config)
         assert text in found
         assert "\n" not in found

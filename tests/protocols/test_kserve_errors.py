@@ -1,4 +1,4 @@
-"""Every error that a client can make and every way in which a model can fail, by both doors (spec 1.5, 3.6)."""
+"""Every error that a client can make and every way a model can fail, over gRPC and REST (spec 1.5, 3.6)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from triglot.core.errors import Code
 from triglot.core.tensor import DATATYPES, TFSERVING_DATATYPES, pack_bytes
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-Door = GrpcClient | RestClient
+Client = GrpcClient | RestClient
 ONE = struct.pack("<f", 1.0)
 I7 = struct.pack("<i", 7)
 A, B = Tensor("a", "INT32", [1], I7), Tensor("b", "INT32", [1], I7)
@@ -32,16 +32,16 @@ async def served() -> AsyncIterator[Served]:
 
 
 @pytest.fixture(params=["grpc", "rest"])
-def door(request: pytest.FixtureRequest, served: Served) -> Door:
-    return served.door(request.param)
+def client(request: pytest.FixtureRequest, served: Served) -> Client:
+    return served.client(request.param)
 
 
 def how(what: str, model: str = "misbehaving", **more: Any) -> Infer:
     return Infer(model, [Tensor("how", "BYTES", [1], pack_bytes([what.encode()]))], **more)
 
 
-async def assert_that_all_is_well(door: Door) -> None:
-    answer = await door.infer(Infer("two_inputs", [A, B], id="7"))
+async def assert_that_all_is_well(client: Client) -> None:
+    answer = await client.infer(Infer("two_inputs", [A, B], id="7"))
     assert answer == Answer(
         Code.OK,
         "",
@@ -150,22 +150,22 @@ MISFITS: list[tuple[str, Infer, str]] = [
 
 
 @pytest.mark.parametrize(("request_", "text"), [row[1:] for row in MISFITS], ids=[row[0] for row in MISFITS])
-async def test_requests_that_do_not_fit(door: Door, request_: Infer, text: str) -> None:
-    assert await door.infer(request_) == Answer(INVALID, f"[request id: <id_unknown>] {text}")
-    await assert_that_all_is_well(door)
+async def test_requests_that_do_not_fit(client: Client, request_: Infer, text: str) -> None:
+    assert await client.infer(request_) == Answer(INVALID, f"[request id: <id_unknown>] {text}")
+    await assert_that_all_is_well(client)
 
 
-async def test_the_id_of_a_request_that_does_not_fit(door: Door) -> None:
-    answer = await door.infer(Infer("two_inputs", [A, A], id="7é"))
+async def test_the_id_of_a_request_that_does_not_fit(client: Client) -> None:
+    answer = await client.infer(Infer("two_inputs", [A, A], id="7é"))
     assert answer == Answer(INVALID, "[request id: 7é] input 'a' already exists in request")
 
 
 @pytest.mark.parametrize("shape", [[0, 2**62, 4], [0, 2**63 - 1, 1], [2**62, 4, 1]])
-async def test_dims_that_no_array_can_have(door: Door, shape: list[int]) -> None:
-    answer = await door.infer(one("any_rank", Tensor("x", "FP32", shape)))
+async def test_dims_that_no_array_can_have(client: Client, shape: list[int]) -> None:
+    answer = await client.infer(one("any_rank", Tensor("x", "FP32", shape)))
     assert answer.code is INVALID
     assert "too many elements" in answer.text
-    await assert_that_all_is_well(door)
+    await assert_that_all_is_well(client)
 
 
 UNKNOWN = "Request for unknown model:"
@@ -186,7 +186,7 @@ UNKNOWN = "Request for unknown model:"
         (
             Infer("words", [Tensor("text", "BYTES", [1], pack_bytes([b"a b"]))]),
             NEVER,
-            "{door} doesn't support models with decoupled transaction policy",
+            "{client} doesn't support models with decoupled transaction policy",
         ),
         (
             Infer("two_inputs", [A, B], parameters={"triton_x": 1}),
@@ -201,14 +201,14 @@ UNKNOWN = "Request for unknown model:"
     ],
     ids=lambda value: value.model if isinstance(value, Infer) else "",
 )
-async def test_other_requests_that_are_refused(door: Door, request_: Infer, code: Code, text: str) -> None:
-    assert await door.infer(request_) == Answer(code, text.format(door=door.name))
-    await assert_that_all_is_well(door)
+async def test_other_requests_that_are_refused(client: Client, request_: Infer, code: Code, text: str) -> None:
+    assert await client.infer(request_) == Answer(code, text.format(client=client.name))
+    await assert_that_all_is_well(client)
 
 
-async def test_versions(door: Door) -> None:
+async def test_versions(client: Client) -> None:
     for version, number in (("", 10), ("1", 1), ("2", 2), ("10", 10)):
-        answer = await door.infer(Infer("versions", [Tensor("x", "INT32", [1], I7)], version=version))
+        answer = await client.infer(Infer("versions", [Tensor("x", "INT32", [1], I7)], version=version))
         assert (answer.code, answer.model, answer.version) == (Code.OK, "versions", str(number))
         assert answer.outputs[0].raw == struct.pack("<q", number)
 
@@ -234,89 +234,89 @@ FAILS = [
 
 
 @pytest.mark.parametrize(("what", "code", "text"), FAILS)
-async def test_what_a_model_answers_wrongly(door: Door, what: str, code: Code, text: str) -> None:
-    assert await door.infer(how(what, id="7")) == Answer(code, text)
-    assert (await door.infer(how("not at all"))).code is Code.OK
+async def test_what_a_model_answers_wrongly(client: Client, what: str, code: Code, text: str) -> None:
+    assert await client.infer(how(what, id="7")) == Answer(code, text)
+    assert (await client.infer(how("not at all"))).code is Code.OK
 
 
 @pytest.mark.parametrize("model", ["misbehaving", "misbehaving_async"])
 @pytest.mark.parametrize("what", ["value error", "exit", "cancelled"])
-async def test_a_failure_of_the_models_own_stays_its_secret(door: Door, model: str, what: str) -> None:
-    answer = await door.infer(how(what, model))
+async def test_a_failure_of_the_models_own_stays_its_secret(client: Client, model: str, what: str) -> None:
+    answer = await client.infer(how(what, model))
     assert answer.code is Code.INTERNAL
     for secret in ("secret", "ValueError", "Exit", "Traceback", ".py"):
         assert secret not in answer.text
     assert answer.text
-    assert (await door.infer(how("not at all", model))).code is Code.OK
+    assert (await client.infer(how("not at all", model))).code is Code.OK
 
 
-async def test_a_datatype_without_a_name(door: Door) -> None:
-    answer = await door.infer(how("no datatype"))
+async def test_a_datatype_without_a_name(client: Client) -> None:
+    answer = await client.infer(how("no datatype"))
     assert answer.code is Code.INTERNAL
     assert answer.text.startswith(
         "model 'misbehaving' returned output 'y': numpy dtype datetime64[s] has no datatype"
     )
 
 
-async def test_an_async_model_that_answers_wrongly(door: Door) -> None:
-    assert (await door.infer(how("invalid argument", "misbehaving_async"))).code is INVALID
-    assert (await door.infer(how("wrong shape", "misbehaving_async"))).code is Code.INTERNAL
+async def test_an_async_model_that_answers_wrongly(client: Client) -> None:
+    assert (await client.infer(how("invalid argument", "misbehaving_async"))).code is INVALID
+    assert (await client.infer(how("wrong shape", "misbehaving_async"))).code is Code.INTERNAL
 
 
-async def test_a_text_that_is_too_long(door: Door) -> None:
+async def test_a_text_that_is_too_long(client: Client) -> None:
     for _ in range(20):  # Beyond its soft limit a client refuses by chance.
-        answer = await door.infer(how("long text"))
+        answer = await client.infer(how("long text"))
         assert answer.code is INVALID, answer.text
         assert set(answer.text) == {"é"}
-    await assert_that_all_is_well(door)
+    await assert_that_all_is_well(client)
 
 
-async def test_a_text_that_is_not_unicode(door: Door) -> None:
-    answer = await door.infer(how("lone surrogate"))
+async def test_a_text_that_is_not_unicode(client: Client) -> None:
+    answer = await client.infer(how("lone surrogate"))
     assert answer.code is INVALID
     assert answer.text.startswith("no text: ")
-    await assert_that_all_is_well(door)
+    await assert_that_all_is_well(client)
 
 
 # The demo has no complex ones: KServe has no name for them.
 @pytest.mark.parametrize("datatype", [name for name in DATATYPES if name not in TFSERVING_DATATYPES])
 @pytest.mark.parametrize("shape", [[2, 3], [0, 3], [1, 1]])
-async def test_every_datatype_there_and_back(door: Door, datatype: str, shape: list[int]) -> None:
+async def test_every_datatype_there_and_back(client: Client, datatype: str, shape: list[int]) -> None:
     count = shape[0] * shape[1]
     raw = pack_bytes([b"\xff\0", b"", b"a", b"bc", b"d", b"e"][:count])
     if DATATYPES[datatype].itemsize:
         raw = (np.arange(count) % 2).astype(DATATYPES[datatype].dtype).tobytes()
-    answer = await door.infer(one(f"identity_{datatype.lower()}", Tensor("x", datatype, shape, raw)))
+    answer = await client.infer(one(f"identity_{datatype.lower()}", Tensor("x", datatype, shape, raw)))
     assert answer.outputs == [Tensor("y", datatype, shape, raw)], answer
 
 
 @pytest.mark.parametrize("mebibytes", [1, 16])
-async def test_large_tensors(door: Door, mebibytes: int) -> None:
+async def test_large_tensors(client: Client, mebibytes: int) -> None:
     raw = np.random.default_rng(7).random(mebibytes * 2**18, "f4").tobytes()
     tensor = Tensor("x", "FP32", [1, mebibytes * 2**18], raw)
-    answer = await door.infer(one(FP32, tensor))
+    answer = await client.infer(one(FP32, tensor))
     assert answer.outputs[0].raw == raw
 
 
-async def test_scalars_and_other_layouts(door: Door) -> None:
-    answer = await door.infer(one("scalar", Tensor("x", "FP64", [], struct.pack("<d", 1.5))))
+async def test_scalars_and_other_layouts(client: Client) -> None:
+    answer = await client.infer(one("scalar", Tensor("x", "FP64", [], struct.pack("<d", 1.5))))
     assert answer.outputs == [Tensor("y", "FP64", [], struct.pack("<d", 2.5))]
     raw = np.arange(6, dtype="f4")
-    answer = await door.infer(one("any_rank", Tensor("x", "FP32", [1, 2, 3], raw.tobytes())))
+    answer = await client.infer(one("any_rank", Tensor("x", "FP32", [1, 2, 3], raw.tobytes())))
     assert answer.outputs == [Tensor("turned", "FP32", [3, 2, 1], raw.reshape(1, 2, 3).T.tobytes())]
-    answer = await door.infer(how("big endian"))
+    answer = await client.infer(how("big endian"))
     assert answer.outputs == [Tensor("y", "FP32", [2], struct.pack("<2f", 1, 2))]
 
 
-async def test_batches(door: Door) -> None:
+async def test_batches(client: Client) -> None:
     rows = Tensor("rows", "FP32", [4, 3], ONE * 12)
     factor = Tensor("factor", "FP32", [4], struct.pack("<4f", 1, 2, 3, 4))
-    answer = await door.infer(Infer("batching", [factor, rows]))
+    answer = await client.infer(Infer("batching", [factor, rows]))
     assert answer.outputs[0].shape == [4, 3]
     assert np.frombuffer(answer.outputs[0].raw, "<f4").reshape(4, 3)[:, 0].tolist() == [1, 2, 3, 4]
 
 
-async def test_only_the_requested_outputs(door: Door) -> None:
+async def test_only_the_requested_outputs(client: Client) -> None:
     for outputs in (["difference"], ["sum"], ["difference", "sum"]):
-        answer = await door.infer(Infer("two_inputs", [B, A], outputs))
+        answer = await client.infer(Infer("two_inputs", [B, A], outputs))
         assert sorted(output.name for output in answer.outputs) == sorted(outputs)

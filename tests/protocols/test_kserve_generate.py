@@ -1,4 +1,4 @@
-"""generate, generate_stream and infer_stream through their real door (spec 3.8)."""
+"""generate, generate_stream and infer_stream through a real port (spec 3.8)."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ class Broken(Model):
 
 
 async def post(
-    door: Live, path: str, body: object, headers: Mapping[str, str] | None = None
+    server: Live, path: str, body: object, headers: Mapping[str, str] | None = None
 ) -> tuple[int, str, bytes]:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    async with door.session.post(f"{door.url}/models/{path}", data=data, headers=headers) as response:
+    async with server.session.post(f"{server.url}/models/{path}", data=data, headers=headers) as response:
         return response.status, response.headers["Content-Type"], await response.read()
 
 
@@ -85,37 +85,39 @@ def events(body: bytes) -> list[Any]:
 
 @pytest.mark.parametrize("version", ["", "/versions/1"])
 async def test_ordinary_models_answer_both_calls(version: str) -> None:
-    async with live({"twice": Plain(twice)}) as door:
+    async with live({"twice": Plain(twice)}) as server:
         body = {"x": [1, 2.5], "id": "7", "temperature": 1}
         expected = {"model_name": "twice", "model_version": "1", "id": "7", "y": [2, 5]}
-        status, kind, reply = await post(door, f"twice{version}/generate", body)
+        status, kind, reply = await post(server, f"twice{version}/generate", body)
         assert (status, kind, json.loads(reply)) == (200, "application/json", expected)
-        status, kind, reply = await post(door, f"twice{version}/generate_stream", body)
+        status, kind, reply = await post(server, f"twice{version}/generate_stream", body)
         assert (status, kind, events(reply)) == (200, EVENTS, [expected])
 
 
 @pytest.mark.parametrize("version", ["", "/versions/1"])
 async def test_a_decoupled_model_gives_an_event_for_each_answer(version: str) -> None:
-    async with live({"texts": Texts()}) as door:
-        status, kind, reply = await post(door, f"texts{version}/generate_stream", {"prompt": "p", "stream": True})
+    async with live({"texts": Texts()}) as server:
+        status, kind, reply = await post(
+            server, f"texts{version}/generate_stream", {"prompt": "p", "stream": True}
+        )
         assert (status, kind) == (200, EVENTS)
         head = {"model_name": "texts", "model_version": "1"}
         assert events(reply) == [{**head, "at": at, "text_output": f"p{at}"} for at in range(3)]
-        status, _, reply = await post(door, f"texts{version}/generate_stream", {"prompt": "p", "count": 0})
+        status, _, reply = await post(server, f"texts{version}/generate_stream", {"prompt": "p", "count": 0})
         assert (status, events(reply)) == (200, [])
         status, _, reply = await post(
-            door, f"texts{version}/generate", {"prompt": "p", "parameters": {"count": 1}}
+            server, f"texts{version}/generate", {"prompt": "p", "parameters": {"count": 1}}
         )
         assert (status, json.loads(reply)) == (200, {**head, "at": 0, "text_output": "p0"})
 
 
 @pytest.mark.parametrize("count", [0, 2, 3])
 async def test_generate_takes_exactly_one_response(count: int) -> None:
-    async with live({"texts": Texts()}) as door:
-        status, kind, reply = await post(door, "texts/generate", {"prompt": "p", "count": count})
+    async with live({"texts": Texts()}) as server:
+        status, kind, reply = await post(server, "texts/generate", {"prompt": "p", "count": count})
         assert (status, kind) == (501, "application/json")
         assert json.loads(reply)["error"].startswith("generate expects model to produce exactly 1 response, ")
-        assert door.leases() == 0
+        assert server.leases() == 0
 
 
 @pytest.mark.parametrize("call", ["generate", "generate_stream"])
@@ -144,32 +146,32 @@ async def test_generate_takes_exactly_one_response(count: int) -> None:
 async def test_errors_before_the_first_answer_have_a_status(
     call: str, path: str, body: object, headers: Mapping[str, str], status: int, text: str
 ) -> None:
-    async with live({"twice": Plain(twice), "texts": Texts(), "half": Half()}) as door:
-        found, kind, reply = await post(door, f"{path}/{call}", body, headers)
+    async with live({"twice": Plain(twice), "texts": Texts(), "half": Half()}) as server:
+        found, kind, reply = await post(server, f"{path}/{call}", body, headers)
         error = json.loads(reply)
         assert (found, kind, list(error)) == (status, "application/json", ["error"])
         assert text in error["error"]
-        assert door.leases() == 0
+        assert server.leases() == 0
 
 
 async def test_what_fails_while_the_model_runs_is_an_event_with_its_status() -> None:
     def broken(inputs: Mapping[str, Any]) -> dict[str, Any]:
         raise KeyError("secret")
 
-    async with live({"texts": Texts(), "broken": Plain(broken)}) as door:
+    async with live({"texts": Texts(), "broken": Plain(broken)}) as server:
         for path, body, status, text in (
             ("texts", {"prompt": "p", "fail": True, "count": 0}, 400, "not today"),
             ("broken", {"x": 1}, 500, "broken version 1 failed"),
         ):
-            found, kind, reply = await post(door, f"{path}/generate_stream", body)
+            found, kind, reply = await post(server, f"{path}/generate_stream", body)
             assert (found, kind) == (status, EVENTS)
             (event,) = events(reply)
             assert list(event) == ["error"]
             assert text in event["error"]
-            found, kind, reply = await post(door, f"{path}/generate", body)
+            found, kind, reply = await post(server, f"{path}/generate", body)
             assert (found, kind) == (status, "application/json")
             assert text in json.loads(reply)["error"]
-        assert door.leases() == 0
+        assert server.leases() == 0
 
 
 @pytest.mark.parametrize("call", ["generate", "generate_stream"])
@@ -181,49 +183,49 @@ async def test_a_key_stands_once(call: str) -> None:
         '{"x": 1, "parameters": {"k": "a:b", "k": ""}}': "parameter 'k' already exists in request",
         f'{{"x": [1{", 1" * 5000}], "x": 2}}': "input 'x' already exists in request",
     }
-    async with live({"twice": Plain(twice)}) as door:
+    async with live({"twice": Plain(twice)}) as server:
         for body, text in bodies.items():
-            status, kind, reply = await post(door, f"twice/{call}", body.encode())
+            status, kind, reply = await post(server, f"twice/{call}", body.encode())
             assert (status, kind, json.loads(reply)) == (400, "application/json", {"error": text})
         for body in ('{"x": 1, "k": "a: {\\"x\\": 1}"}', '{"x": [1], "k:": ":"}'):
-            assert (await post(door, f"twice/{call}", body.encode()))[0] == 200
+            assert (await post(server, f"twice/{call}", body.encode()))[0] == 200
 
 
 async def test_an_output_without_elements() -> None:
-    async with live({"none": Plain(lambda inputs: {"y": inputs["x"][:0]})}) as door:
-        _, _, reply = await post(door, "none/generate", {"x": [1, 2]})
+    async with live({"none": Plain(lambda inputs: {"y": inputs["x"][:0]})}) as server:
+        _, _, reply = await post(server, "none/generate", {"x": [1, 2]})
         assert json.loads(reply)["y"] == []
-        _, _, reply = await post(door, "none/generate_stream", {"x": [1, 2]})
+        _, _, reply = await post(server, "none/generate_stream", {"x": [1, 2]})
         assert events(reply)[0]["y"] == []
 
 
 async def test_later_errors_are_the_last_event() -> None:
-    async with live({"texts": Texts()}) as door:
-        status, _, reply = await post(door, "texts/generate_stream", {"prompt": "p", "count": 2, "fail": True})
+    async with live({"texts": Texts()}) as server:
+        status, _, reply = await post(server, "texts/generate_stream", {"prompt": "p", "count": 2, "fail": True})
         found = events(reply)
         assert (status, [event.get("text_output") for event in found]) == (200, ["p0", "p1", None])
         assert found[2] == {"error": "not today"}
 
 
 async def test_an_answer_that_cannot_be_printed_is_an_event_of_its_own() -> None:
-    async with live({"broken": Broken()}) as door:
-        _, _, reply = await post(door, "broken/generate_stream", {"x": 1})
+    async with live({"broken": Broken()}) as server:
+        _, _, reply = await post(server, "broken/generate_stream", {"x": 1})
         found = events(reply)
         assert [event.get("z") for event in found] == ["a", "b", None, "d"]
         assert "not UTF-8" in found[2]["error"]
 
 
 async def test_identity_may_be_said() -> None:
-    async with live({"twice": Plain(twice)}) as door:
-        status, _, _ = await post(door, "twice/generate", {"x": 1}, {"Content-Encoding": "identity"})
+    async with live({"twice": Plain(twice)}) as server:
+        status, _, _ = await post(server, "twice/generate", {"x": 1}, {"Content-Encoding": "identity"})
         assert status == 200
 
 
 async def test_answers_are_never_compressed() -> None:
     async with (
-        live({"twice": Plain(twice)}) as door,
-        door.session.post(
-            f"{door.url}/models/twice/generate", json={"x": [0] * 9000}, headers={"Accept-Encoding": "gzip"}
+        live({"twice": Plain(twice)}) as server,
+        server.session.post(
+            f"{server.url}/models/twice/generate", json={"x": [0] * 9000}, headers={"Accept-Encoding": "gzip"}
         ) as response,
     ):
         assert "Content-Encoding" not in response.headers
@@ -232,10 +234,10 @@ async def test_answers_are_never_compressed() -> None:
 
 @asynccontextmanager
 async def exchange(
-    door: Live, path: str, body: bytes, version: str = "1.1"
+    server: Live, path: str, body: bytes, version: str = "1.1"
 ) -> AsyncIterator[asyncio.StreamReader]:
     """What comes back on a connection of its own, which is left at the end."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", door.server.rest_port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.server.rest_port)
     head = f"POST /v2/models/{path} HTTP/{version}\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
     try:
@@ -246,7 +248,7 @@ async def exchange(
 
 async def test_on_the_wire_each_event_is_a_chunk_and_nothing_follows_the_last() -> None:
     body = b'{"prompt": "p", "count": 2}'
-    async with live({"texts": Texts()}) as door, exchange(door, "texts/generate_stream", body) as reader:
+    async with live({"texts": Texts()}) as server, exchange(server, "texts/generate_stream", body) as reader:
         head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
         assert head.startswith("http/1.1 200 ok\r\n")
         assert f"content-type: {EVENTS}\r\n" in head
@@ -255,7 +257,7 @@ async def test_on_the_wire_each_event_is_a_chunk_and_nothing_follows_the_last() 
             event = b'data: {"model_name":"texts","model_version":"1","at":%d,"text_output":"p%d"}\n\n' % (at, at)
             assert await reader.readexactly(len(event) + 6) == b"%x\r\n%s\r\n" % (len(event), event)
         assert await reader.readexactly(5) == b"0\r\n\r\n"
-        async with exchange(door, "texts/generate_stream", body, "1.0") as old:
+        async with exchange(server, "texts/generate_stream", body, "1.0") as old:
             sent = (await asyncio.wait_for(old.read(), 20)).partition(b"\r\n\r\n")[2]
         assert [event["text_output"] for event in events(sent)] == ["p0", "p1"]
 
@@ -276,8 +278,10 @@ class Paced(Model):
 
 async def test_each_event_comes_when_it_is_there() -> None:
     model = Paced()
-    async with live({"paced": model}) as door:
-        asked = asyncio.ensure_future(door.session.post(f"{door.url}/models/paced/generate_stream", json={"x": 1}))
+    async with live({"paced": model}) as server:
+        asked = asyncio.ensure_future(
+            server.session.post(f"{server.url}/models/paced/generate_stream", json={"x": 1})
+        )
         model.go.release()
         async with await asked as response:
             for _ in range(3):
@@ -285,19 +289,19 @@ async def test_each_event_comes_when_it_is_there() -> None:
                 model.go.release()
             response.close()
         model.go.release(100_000)  # It goes on until it hears that nobody listens.
-        await until(lambda: door.leases() == 0)
+        await until(lambda: server.leases() == 0)
 
 
 @pytest.mark.parametrize("call", ["generate_stream", "infer_stream"])
 async def test_a_client_that_leaves_stops_the_model(call: str) -> None:
     model = Counting()
-    async with live({"endless": model}) as door:
+    async with live({"endless": model}) as server:
         body = {"x": 1} if call == "generate_stream" else {"inputs": [X]}
-        async with door.session.post(f"{door.url}/models/endless/{call}", json=body) as response:
+        async with server.session.post(f"{server.url}/models/endless/{call}", json=body) as response:
             await response.content.readuntil(b"\n\n")
             response.close()
         assert await asyncio.to_thread(model.closed.wait, 20)
-        await until(lambda: door.leases() == 0)
+        await until(lambda: server.leases() == 0)
 
 
 async def test_a_client_that_leaves_before_the_first_answer_stops_the_model() -> None:
@@ -314,11 +318,11 @@ async def test_a_client_that_leaves_before_the_first_answer_stops_the_model() ->
                 self.ended.set()
 
     model = Silent()
-    async with live({"silent": model}) as door:
-        async with exchange(door, "silent/generate_stream", b'{"x": 1}'):
+    async with live({"silent": model}) as server:
+        async with exchange(server, "silent/generate_stream", b'{"x": 1}'):
             await asyncio.wait_for(model.entered.wait(), 20)
         await asyncio.wait_for(model.ended.wait(), 20)
-        await until(lambda: door.leases() == 0)
+        await until(lambda: server.leases() == 0)
 
 
 async def test_a_slow_client_holds_the_model_up() -> None:
@@ -330,16 +334,16 @@ async def test_a_slow_client_holds_the_model_up() -> None:
             made += 1
             yield {"y": np.zeros(1 << 18, np.float32)}
 
-    async with live({"endless": Plain(infer)}) as door:
+    async with live({"endless": Plain(infer)}) as server:
         timeout = aiohttp.ClientTimeout(total=60)
-        async with door.session.post(
-            f"{door.url}/models/endless/generate_stream", json={"x": 1}, timeout=timeout
+        async with server.session.post(
+            f"{server.url}/models/endless/generate_stream", json={"x": 1}, timeout=timeout
         ) as response:
             for taken in range(1, 30):
                 await response.content.readexactly(1 << 20)  # About an answer.
                 assert made <= taken + SOCKETS_HOLD
             response.close()
-        await until(lambda: door.leases() == 0)
+        await until(lambda: server.leases() == 0)
 
 
 async def test_a_stopping_server_answers_who_waits_for_the_first_answer() -> None:
@@ -350,21 +354,21 @@ async def test_a_stopping_server_answers_who_waits_for_the_first_answer() -> Non
         await asyncio.Event().wait()
         yield {"y": inputs["x"]}
 
-    async with live({"silent": Plain(infer)}, grace=0.2) as door:
-        asked = asyncio.ensure_future(post(door, "silent/generate_stream", {"x": 1}))
+    async with live({"silent": Plain(infer)}, grace=0.2) as server:
+        asked = asyncio.ensure_future(post(server, "silent/generate_stream", {"x": 1}))
         await asyncio.wait_for(gate.wait(), 20)
-        await door.server.stop()
+        await server.server.stop()
         status, kind, reply = await asked
         assert (status, kind) == (503, "application/json")
         assert "shutting down" in json.loads(reply)["error"]
 
 
 async def test_the_calls_are_counted_with_what_came_of_them() -> None:
-    async with live({"texts": Texts(), "twice": Plain(twice)}) as door:
-        await post(door, "twice/generate", {"x": 1})
-        await post(door, "twice/generate", {"x": {}})
-        await post(door, "texts/generate_stream", {"prompt": "p", "count": 1, "fail": True})
-        async with door.session.get(f"http://127.0.0.1:{door.server.rest_port}/metrics") as response:
+    async with live({"texts": Texts(), "twice": Plain(twice)}) as server:
+        await post(server, "twice/generate", {"x": 1})
+        await post(server, "twice/generate", {"x": {}})
+        await post(server, "texts/generate_stream", {"prompt": "p", "count": 1, "fail": True})
+        async with server.session.get(f"http://127.0.0.1:{server.server.rest_port}/metrics") as response:
             text = await response.text()
     counted = {
         (sample.labels["method"], sample.labels["model"], sample.labels["code"]): sample.value
@@ -380,15 +384,15 @@ async def test_the_calls_are_counted_with_what_came_of_them() -> None:
 
 
 async def test_infer_stream_takes_an_infer_body_and_gives_its_answers_as_events() -> None:
-    async with live({"texts": Texts(), "twice": Plain(twice)}) as door:
-        status, kind, reply = await post(door, "twice/infer_stream", {"id": "7", "inputs": [X]})
+    async with live({"texts": Texts(), "twice": Plain(twice)}) as server:
+        status, kind, reply = await post(server, "twice/infer_stream", {"id": "7", "inputs": [X]})
         assert (status, kind) == (200, EVENTS)
         output = {"name": "y", "datatype": "FP32", "shape": [1], "data": [6]}
         assert events(reply) == [{"model_name": "twice", "model_version": "1", "id": "7", "outputs": [output]}]
         prompt = {"name": "prompt", "datatype": "BYTES", "shape": [1], "data": ["p"]}
-        _, _, reply = await post(door, "texts/versions/1/infer_stream", {"inputs": [prompt]})
+        _, _, reply = await post(server, "texts/versions/1/infer_stream", {"inputs": [prompt]})
         assert [event["outputs"][0]["data"] for event in events(reply)] == [["p0"], ["p1"], ["p2"]]
         assert [event["parameters"] for event in events(reply)] == [{"at": 0}, {"at": 1}, {"at": 2}]
         wanted = {"inputs": [X], "outputs": [{"name": "y", "parameters": {"binary_data": True}}]}
-        status, _, reply = await post(door, "twice/infer_stream", wanted)
+        status, _, reply = await post(server, "twice/infer_stream", wanted)
         assert (status, json.loads(reply)["error"][:15]) == (400, "events are JSON")

@@ -1,4 +1,4 @@
-"""KServe V2 over gRPC, through the door: what only this door has (spec 0, 1, 2)."""
+"""KServe V2 over gRPC, through a real port: what only gRPC has (spec 0, 1, 2)."""
 
 from __future__ import annotations
 

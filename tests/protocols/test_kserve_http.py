@@ -1,4 +1,4 @@
-"""KServe V2 over REST, through the door: routes, status codes, headers and bodies (spec 0, 3)."""
+"""KServe V2 over REST, through a real port: routes, status codes, headers and bodies (spec 0, 3)."""
 
 from __future__ import annotations
 

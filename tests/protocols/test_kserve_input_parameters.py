@@ -1,4 +1,4 @@
-"""What a request says of single inputs reaches the model, by either door and wherever it runs."""
+"""What a request says of single inputs reaches the model, over gRPC and REST and wherever it runs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def grpc_request(of_a: dict[str, Any], of_b: dict[str, Any] | None = None) -> by
     return request.SerializeToString()
 
 
-class Doors:
+class Clients:
     def __init__(self, channel: grpc.aio.Channel, session: aiohttp.ClientSession, url: str) -> None:
         self._infer = channel.unary_unary(SERVICE + "ModelInfer")
         self._session, self._url = session, url
@@ -74,7 +74,7 @@ class Doors:
 
 
 @asynccontextmanager
-async def serving(folder: Path, extra: str = "", **options: Any) -> AsyncIterator[Doors]:
+async def serving(folder: Path, extra: str = "", **options: Any) -> AsyncIterator[Clients]:
     (folder / "told").mkdir()
     (folder / "told" / "model.py").write_text(MODEL.replace("EXTRA", extra))
     config = triglot.Config(grpc_port=0, rest_port=0, grace=1, **transport_options(**options))
@@ -83,13 +83,13 @@ async def serving(folder: Path, extra: str = "", **options: Any) -> AsyncIterato
         grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel,
         aiohttp.ClientSession() as session,
     ):
-        yield Doors(channel, session, f"http://127.0.0.1:{server.rest_port}/v2/models/told/infer")
+        yield Clients(channel, session, f"http://127.0.0.1:{server.rest_port}/v2/models/told/infer")
 
 
 @pytest.mark.parametrize("extra", ["", 'execution = "process"'])
 async def test_they_are_told(extra: str, tmp_path: Path) -> None:
-    async with serving(tmp_path, extra) as doors:
-        for ask in (doors.by_grpc, doors.by_rest):
+    async with serving(tmp_path, extra) as clients:
+        for ask in (clients.by_grpc, clients.by_rest):
             assert await ask({}) == [{}, 1]
             for _ in range(3):  # Requests that are like another one may take another way.
                 assert await ask(OF_A, {"content_type": "str"}) == [{"a": OF_A, "b": {"content_type": "str"}}, 1]
@@ -98,23 +98,23 @@ async def test_they_are_told(extra: str, tmp_path: Path) -> None:
 
 
 async def test_what_means_something_to_the_server_is_left_out(tmp_path: Path) -> None:
-    async with serving(tmp_path) as doors:
-        assert await doors.by_rest({}, {"mine": 1}) == [{"b": {"mine": 1}}, 1]
+    async with serving(tmp_path) as clients:
+        assert await clients.by_rest({}, {"mine": 1}) == [{"b": {"mine": 1}}, 1]
 
 
 async def test_requests_that_say_unlike_things_share_no_batch(tmp_path: Path) -> None:
     extra = "max_batch_size = 8\n    dynamic_batching = triglot.DynamicBatching(max_queue_delay=0.05)"
-    async with serving(tmp_path, extra) as doors:
+    async with serving(tmp_path, extra) as clients:
         said: list[dict[str, Any]] = [{}, {"on": True}, {"on": 1}, {"on": 1.0}, {"on": "1"}, {"off": True}]
-        answers = await asyncio.gather(*(doors.by_grpc(one) for one in said for _ in range(4)))
+        answers = await asyncio.gather(*(clients.by_grpc(one) for one in said for _ in range(4)))
         expected = [{"a": one} if one else {} for one in said for _ in range(4)]
         assert [json.dumps(told) for told, _ in answers] == [json.dumps(one) for one in expected]
 
 
 async def test_nor_an_answer_of_the_cache(tmp_path: Path) -> None:
-    async with serving(tmp_path, "response_cache = True", response_cache_bytes=1 << 20) as doors:
+    async with serving(tmp_path, "response_cache = True", response_cache_bytes=1 << 20) as clients:
         for of_a, of_b in (({}, {}), (OF_A, {}), ({}, OF_A), ({"on": True}, {}), ({"on": 1}, {})):
             expected = {name: own for name, own in (("a", of_a), ("b", of_b)) if own}
             for _ in range(2):
-                told, _ = await doors.by_grpc(of_a, of_b)
+                told, _ = await clients.by_grpc(of_a, of_b)
                 assert json.dumps(told, sort_keys=True) == json.dumps(expected, sort_keys=True)

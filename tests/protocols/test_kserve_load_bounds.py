@@ -11,15 +11,15 @@ import pytest
 from control_clients import EXPLICIT, FINE, INVALID, ask, config_text, control_of, put, put_config, saying
 from kserve_served import Served, serve_models
 
-DOORS = pytest.mark.parametrize("door", ["grpc", "rest"])
+INTERFACES = pytest.mark.parametrize("interface", ["grpc", "rest"])
 DEFAULT = max(8, 2 * len(os.sched_getaffinity(0)))
 OPTION = "--max-requested-instances"
 PROCESS = {"execution": {"string_value": "process"}}
 
 
-async def expect_refused(served: Served, door: str, config: str, *texts: str) -> None:
+async def expect_refused(served: Served, interface: str, config: str, *texts: str) -> None:
     """The load is refused with these texts, and the model serves as before."""
-    control = control_of(served, door)
+    control = control_of(served, interface)
     instances = served.server.manager.registry.servable("a").model.instances
     code, text = await control.load("a", config=config)
     assert code == INVALID
@@ -30,7 +30,7 @@ async def expect_refused(served: Served, door: str, config: str, *texts: str) ->
     assert served.server.manager.registry.servable("a").model.instances == instances
 
 
-@DOORS
+@INTERFACES
 @pytest.mark.parametrize(
     ("fields", "got"),
     [
@@ -42,14 +42,14 @@ async def expect_refused(served: Served, door: str, config: str, *texts: str) ->
     ],
 )
 async def test_a_request_starts_so_many_instances(
-    door: str, tmp_path: Path, fields: dict[str, Any], got: int
+    interface: str, tmp_path: Path, fields: dict[str, Any], got: int
 ) -> None:
     put(tmp_path / "a" / "1", says=1)
     async with serve_models([tmp_path], **EXPLICIT, load_model="a") as served:
         expected = f"instance_group: expected at most {DEFAULT} in total, got {got}; "
-        await expect_refused(served, door, config_text(**fields), expected, OPTION)
+        await expect_refused(served, interface, config_text(**fields), expected, OPTION)
         most = config_text(instance_group=[{"count": DEFAULT, "kind": "KIND_CPU"}], **saying(5))
-        assert await control_of(served, door).load("a", config=most) == FINE
+        assert await control_of(served, interface).load("a", config=most) == FINE
         assert await ask(served, "a") == 5
         assert served.server.manager.registry.servable("a").model.instances == DEFAULT
 
@@ -77,16 +77,16 @@ async def test_an_option_sets_the_bound(tmp_path: Path) -> None:
         await expect_refused(served, "grpc", config, "expected at most 1 in total,", OPTION)
 
 
-@DOORS
+@INTERFACES
 @pytest.mark.parametrize("name", ["intra_op_thread_count", "inter_op_thread_count"])
 async def test_threads_that_an_instance_computes_with_are_bounded_alike(
-    door: str, tmp_path: Path, name: str
+    interface: str, tmp_path: Path, name: str
 ) -> None:
     put(tmp_path / "a" / "1", says=1)
     async with serve_models([tmp_path], **EXPLICIT, load_model="a") as served:
         config = config_text(parameters={name: {"string_value": "100000"}})
         await expect_refused(
-            served, door, config, f"parameters[{name}]: expected at most {DEFAULT} in total,", OPTION
+            served, interface, config, f"parameters[{name}]: expected at most {DEFAULT} in total,", OPTION
         )
 
 
@@ -117,7 +117,7 @@ WARM_UP = f"model_warmup: expected at most {2**28} bytes in one request"
 STATE = f"sequence_batching.state: expected at most {2**28} bytes for one sequence"
 
 
-@DOORS
+@INTERFACES
 @pytest.mark.parametrize(
     ("fields", "text", "option"),
     [
@@ -198,15 +198,15 @@ STATE = f"sequence_batching.state: expected at most {2**28} bytes for one sequen
     ],
 )
 async def test_a_request_asks_for_so_much(
-    door: str, tmp_path: Path, fields: dict[str, Any], text: str, option: str
+    interface: str, tmp_path: Path, fields: dict[str, Any], text: str, option: str
 ) -> None:
     put(tmp_path / "a" / "1", says=1)
     async with serve_models([tmp_path], **EXPLICIT, load_model="a") as served:
         hint = f"raise the server's --max-requested-{option} for more"
-        await expect_refused(served, door, config_text(**fields), text, hint)
+        await expect_refused(served, interface, config_text(**fields), text, hint)
 
 
-@DOORS
+@INTERFACES
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
@@ -215,10 +215,10 @@ async def test_a_request_asks_for_so_much(
         ({"parameters": {"p": {"string_value": "x" * 2**20}}}, "the request has"),
     ],
 )
-async def test_what_no_option_widens(door: str, tmp_path: Path, fields: dict[str, Any], text: str) -> None:
+async def test_what_no_option_widens(interface: str, tmp_path: Path, fields: dict[str, Any], text: str) -> None:
     put(tmp_path / "a" / "1", says=1)
     async with serve_models([tmp_path], **EXPLICIT, load_model="a") as served:
-        await expect_refused(served, door, config_text(**fields), text)
+        await expect_refused(served, interface, config_text(**fields), text)
 
 
 async def test_a_long_text_beside_uploaded_files(tmp_path: Path) -> None:
@@ -290,7 +290,7 @@ async def test_warnings_of_a_request_are_limited(tmp_path: Path, caplog: pytest.
     assert "1950 more such warnings" in caplog.text
 
 
-@DOORS
+@INTERFACES
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
@@ -348,7 +348,7 @@ async def test_warnings_of_a_request_are_limited(tmp_path: Path, caplog: pytest.
     ids=str,
 )
 async def test_a_request_s_configuration_stays_in_the_model_s_folder(
-    door: str, tmp_path: Path, fields: dict[str, Any], text: str
+    interface: str, tmp_path: Path, fields: dict[str, Any], text: str
 ) -> None:
     ran = tmp_path / "ran"
     outside = tmp_path / "repository" / "outside.py"
@@ -359,7 +359,7 @@ async def test_a_request_s_configuration_stays_in_the_model_s_folder(
     async with serve_models([tmp_path / "repository"], **EXPLICIT, load_model="a") as served:
         if "link.py" in str(fields):
             (tmp_path / "repository" / "a" / "1" / "link.py").symlink_to(elsewhere)
-        code, told = await control_of(served, door).load("a", config=config_text(**fields))
+        code, told = await control_of(served, interface).load("a", config=config_text(**fields))
         assert (code, text in told) == (INVALID, True), told
         assert await ask(served, "a") == 1
     assert not ran.exists()

@@ -53,8 +53,8 @@ class Clients(NamedTuple):
 
 
 @asynccontextmanager
-async def served(folder: Path, door: str, *arguments: str, load_timeout: int) -> AsyncIterator[Clients]:
-    """A server of the models in the folder; `door` is where models are loaded."""
+async def served(folder: Path, interface: str, *arguments: str, load_timeout: int) -> AsyncIterator[Clients]:
+    """A server of the models in the folder; `interface` is where models are loaded."""
     options = ("--model-control-mode", "explicit", "--load-model", "*", "--load-timeout", str(load_timeout))
     with Triglot(folder, *FREE_PORTS, *options, *arguments) as process:
         grpc_port, rest_port = process.ports()
@@ -63,7 +63,7 @@ async def served(folder: Path, door: str, *arguments: str, load_timeout: int) ->
             aiohttp.ClientSession(f"http://127.0.0.1:{rest_port}") as session,
         ):
             grpc_client, rest_client = GrpcClient(channel), RestClient(session)
-            control = GrpcControl(grpc_client) if door == "grpc" else RestControl(rest_client)
+            control = GrpcControl(grpc_client) if interface == "grpc" else RestControl(rest_client)
             yield Clients(process, grpc_client, rest_client, control)
 
 
@@ -103,12 +103,12 @@ TOO_MUCH = {
 """Models, and configurations that took the event loop's time or the machine's memory."""
 
 
-@pytest.mark.parametrize("door", ["grpc", "rest"])
-async def test_other_calls_are_answered_while_loads_are_refused(tmp_path: Path, door: str) -> None:
+@pytest.mark.parametrize("interface", ["grpc", "rest"])
+async def test_other_calls_are_answered_while_loads_are_refused(tmp_path: Path, interface: str) -> None:
     for name in ("a", "other"):
         put(tmp_path / name / "1", says=1)
     put(tmp_path / "open" / "1", text=OPEN)
-    async with served(tmp_path, door, load_timeout=60) as clients:
+    async with served(tmp_path, interface, load_timeout=60) as clients:
 
         async def load() -> list[Told]:
             return [await clients.control.load(name, config=json.dumps(one)) for name, one in TOO_MUCH.values()]
@@ -133,7 +133,7 @@ async def test_other_calls_are_answered_while_such_loads_run(tmp_path: Path) -> 
         assert await answers_until(clients, asyncio.create_task(load())) == [FINE] * 4
 
 
-@pytest.mark.parametrize("door", ["grpc", "rest"])
+@pytest.mark.parametrize("interface", ["grpc", "rest"])
 @pytest.mark.parametrize(
     ("fields", "logged"),
     [
@@ -143,11 +143,11 @@ async def test_other_calls_are_answered_while_such_loads_run(tmp_path: Path) -> 
     ids=["load", "warm-up"],
 )
 async def test_a_load_that_does_not_end_fails_and_is_logged(
-    tmp_path: Path, door: str, fields: dict[str, Any], logged: str
+    tmp_path: Path, interface: str, fields: dict[str, Any], logged: str
 ) -> None:
     put(tmp_path / "a" / "1", says=1, text=HANGS)
     put(tmp_path / "other" / "1", says=1)
-    async with served(tmp_path, door, *WIDENED, load_timeout=5) as clients:
+    async with served(tmp_path, interface, *WIDENED, load_timeout=5) as clients:
 
         async def load() -> list[Told]:
             return [await clients.control.load("a", config=json.dumps(fields))]

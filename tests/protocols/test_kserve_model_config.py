@@ -1,4 +1,4 @@
-"""ModelConfig by both doors: what is configured, completed from the model that serves (spec 1.3, 1.4, 3.7)."""
+"""ModelConfig over gRPC and REST: what is configured, completed from the serving model (spec 1.3, 1.4, 3.7)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from triglot.pb.kserve import inference_pb2 as pb
 from waiting import until
 
 
-async def test_both_doors_know_all_models() -> None:
+async def test_both_interfaces_know_all_models() -> None:
     async with serve_models() as served:
         for name in served.server.dataplane.model_names(EVERYTHING):
             said = await asked(served, name)
@@ -253,18 +253,18 @@ async def test_versions(tmp_path: Path) -> None:
         assert (await asked(served, "m", "1"))["backend"] == "pytorch"
 
 
-async def ask_for(door: GrpcClient | RestClient, name: str, version: str) -> tuple[Code, str]:
-    if isinstance(door, GrpcClient):
+async def ask_for(interface: GrpcClient | RestClient, name: str, version: str) -> tuple[Code, str]:
+    if isinstance(interface, GrpcClient):
         request = pb.ModelConfigRequest(name=name, version=version)
-        code, text, _ = await door.call("ModelConfig", request.SerializeToString())
+        code, text, _ = await interface.call("ModelConfig", request.SerializeToString())
         return code, text
     path = f"/v2/models/{name}/versions/{version}/config" if version else f"/v2/models/{name}/config"
-    status, _, reply = await door.call("GET", path)
+    status, _, reply = await interface.call("GET", path)
     return next(code for code, number in STATUS_OF.items() if number == status), json.loads(reply)["error"]
 
 
-@pytest.mark.parametrize("door", ["grpc", "rest"])
-async def test_what_is_not_there(door: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("interface", ["grpc", "rest"])
+async def test_what_is_not_there(interface: str, tmp_path: Path) -> None:
     put(tmp_path / "m" / "1")
     async with serve_models([tmp_path], **EXPLICIT) as served:
         expected = {
@@ -272,9 +272,9 @@ async def test_what_is_not_there(door: str, tmp_path: Path) -> None:
             ("m", "2"): (Code.NOT_FOUND, "Request for unknown model: 'm' version 2 is not found"),
         }
         for (name, version), answer in expected.items():
-            assert await ask_for(served.door(door), name, version) == answer
-        assert await control_of(served, door).unload("m") == FINE
-        assert (await ask_for(served.door(door), "m", ""))[0] is Code.NOT_FOUND
+            assert await ask_for(served.client(interface), name, version) == answer
+        assert await control_of(served, interface).unload("m") == FINE
+        assert (await ask_for(served.client(interface), "m", ""))[0] is Code.NOT_FOUND
 
 
 async def test_a_version_that_is_no_number() -> None:

@@ -41,7 +41,7 @@ def of_platform(backend: str, file: Path, config: ModelConfig) -> Model:
 
 
 @pytest.mark.parametrize(("option", "expected"), [({}, TRITON), ({"platform_names": "oip"}, OIP)])
-async def test_both_doors_name_the_platform(
+async def test_both_interfaces_name_the_platform(
     tmp_path: Path, option: dict[str, str], expected: dict[str, str]
 ) -> None:
     for name, file in FILES.items():

@@ -72,49 +72,49 @@ NO_ROUTES = [
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def door() -> AsyncIterator[Live]:
+async def server() -> AsyncIterator[Live]:
     async with live({"m": Scripted()}) as opened:
         yield opened
 
 
-async def ask(door: Live, verb: str, path: str) -> tuple[int, bytes]:
-    url = URL(f"http://127.0.0.1:{door.server.rest_port}{path}", encoded=True)
-    async with door.session.request(verb, url, data=b"{}" if verb == "POST" else None) as response:
+async def ask(server: Live, verb: str, path: str) -> tuple[int, bytes]:
+    url = URL(f"http://127.0.0.1:{server.server.rest_port}{path}", encoded=True)
+    async with server.session.request(verb, url, data=b"{}" if verb == "POST" else None) as response:
         return response.status, await response.read()
 
 
 @pytest.mark.parametrize(("verb", "path"), ROUTES)
-async def test_a_route_is_there(door: Live, verb: str, path: str) -> None:
-    status, reply = await ask(door, verb, path)
+async def test_a_route_is_there(server: Live, verb: str, path: str) -> None:
+    status, reply = await ask(server, verb, path)
     # What it answers is for other tests; a route that is missing has this text.
     assert (status, reply) != (404, b'{"error": "Not Found"}')
     assert status != 405
 
 
 @pytest.mark.parametrize(("verb", "path"), ROUTES)
-async def test_another_verb_is_told_so(door: Live, verb: str, path: str) -> None:
-    assert await ask(door, "DELETE", path) == (405, b'{"error": "Method Not Allowed"}')
+async def test_another_verb_is_told_so(server: Live, verb: str, path: str) -> None:
+    assert await ask(server, "DELETE", path) == (405, b'{"error": "Method Not Allowed"}')
     other = "POST" if verb == "GET" else "GET"
     if (other, path) not in ROUTES:
-        assert (await ask(door, other, path))[0] == 405
+        assert (await ask(server, other, path))[0] == 405
 
 
 @pytest.mark.parametrize("path", NO_ROUTES)
 @pytest.mark.parametrize("verb", ["GET", "POST"])
-async def test_what_is_no_route(door: Live, verb: str, path: str) -> None:
-    assert await ask(door, verb, path) == (404, b'{"error": "Not Found"}')
+async def test_what_is_no_route(server: Live, verb: str, path: str) -> None:
+    assert await ask(server, verb, path) == (404, b'{"error": "Not Found"}')
 
 
 @pytest.mark.parametrize(("verb", "path"), OF_A_VERSION)
-async def test_a_version_that_is_not_there(door: Live, verb: str, path: str) -> None:
-    status, reply = await ask(door, verb, f"{MODEL}/versions/9{path}")
+async def test_a_version_that_is_not_there(server: Live, verb: str, path: str) -> None:
+    status, reply = await ask(server, verb, f"{MODEL}/versions/9{path}")
     assert status == 404
     assert json.loads(reply)["error"] == "Request for unknown model: 'm' version 9 is not found"
 
 
 @pytest.mark.parametrize("version", ["", "/versions/1"])
 @pytest.mark.parametrize(("verb", "path"), OF_A_VERSION)
-async def test_a_name_is_decoded(door: Live, verb: str, path: str, version: str) -> None:
-    status, reply = await ask(door, verb, f"/v2/models/a%20b%2Fc{version}{path}")
+async def test_a_name_is_decoded(server: Live, verb: str, path: str, version: str) -> None:
+    status, reply = await ask(server, verb, f"/v2/models/a%20b%2Fc{version}{path}")
     assert status == 404
     assert "'a b/c'" in json.loads(reply)["error"]

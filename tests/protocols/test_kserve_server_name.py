@@ -14,7 +14,7 @@ from triglot.version import __version__
 
 
 @pytest.mark.parametrize("name", ["triglot", "triton", "größe €"])
-async def test_both_doors_say_it(name: str) -> None:
+async def test_both_interfaces_return_the_name(name: str) -> None:
     options: dict[str, Any] = {} if name == "triglot" else {"server_name": name}
     async with serve_models(**options) as served:
         code, _, reply = await served.grpc.call("ServerMetadata", b"")

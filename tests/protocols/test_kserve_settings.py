@@ -1,4 +1,4 @@
-"""TraceSetting by either door: what is set, inherited, taken back and refused (spec 1.3, 3.11)."""
+"""TraceSetting over gRPC and REST: what is set, inherited, taken back and refused (spec 1.3, 3.11)."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ Answer = Settings | tuple[Code, str]
 
 
 class GrpcTrace:
-    def __init__(self, door: GrpcClient) -> None:
-        self.door = door
+    def __init__(self, client: GrpcClient) -> None:
+        self.client = client
 
     async def change(self, model: str = "", **settings: Any) -> Answer:
         request = pb.TraceSettingRequest(model_name=model)
         for key, value in settings.items():
             request.settings[key].value.extend([value] if isinstance(value, str) else value or [])
-        code, text, reply = await self.door.call("TraceSetting", request.SerializeToString())
+        code, text, reply = await self.client.call("TraceSetting", request.SerializeToString())
         if code is not Code.OK:
             return code, text
         found = pb.TraceSettingResponse.FromString(reply).settings
@@ -50,8 +50,8 @@ class GrpcTrace:
 
 
 class RestTrace:
-    def __init__(self, door: RestClient) -> None:
-        self.door = door
+    def __init__(self, client: RestClient) -> None:
+        self.client = client
 
     async def get(self, model: str = "") -> Answer:
         return await self._answer("GET", model, b"")
@@ -61,7 +61,7 @@ class RestTrace:
 
     async def _answer(self, verb: str, model: str, body: bytes) -> Answer:
         path = f"/v2/models/{model}/trace/setting" if model else "/v2/trace/setting"
-        status, headers, reply = await self.door.call(verb, path, body)
+        status, headers, reply = await self.client.call(verb, path, body)
         assert headers["Content-Type"] == "application/json"
         found = json.loads(reply)
         if status != STATUS_OF[Code.OK]:
@@ -75,15 +75,15 @@ Trace = GrpcTrace | RestTrace
 
 
 @pytest.fixture(params=["grpc", "rest"])
-def door(request: pytest.FixtureRequest) -> str:
+def interface(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @asynccontextmanager
-async def traced(door: str, file: Path | str = "", **options: Any) -> AsyncIterator[Trace]:
-    """A server's trace settings by the door."""
+async def traced(interface: str, file: Path | str = "", **options: Any) -> AsyncIterator[Trace]:
+    """A server's trace settings over one protocol."""
     async with serve_models(MODELS, trace_file=str(file), **options) as served:
-        yield GrpcTrace(served.grpc) if door == "grpc" else RestTrace(served.rest)
+        yield GrpcTrace(served.grpc) if interface == "grpc" else RestTrace(served.rest)
 
 
 async def test_a_versions_settings_are_its_models() -> None:
@@ -99,12 +99,12 @@ async def test_a_versions_settings_are_its_models() -> None:
 # --- what is set ---
 
 
-async def test_settings_at_the_start(door: str, tmp_path: Path) -> None:
-    async with traced(door) as trace:
+async def test_settings_at_the_start(interface: str, tmp_path: Path) -> None:
+    async with traced(interface) as trace:
         assert await trace.get() == START
         assert await trace.get("half_plus_two") == START
     options = {"trace_level": "TENSORS, TIMESTAMPS", "trace_rate": 7, "trace_count": 5, "trace_log_frequency": 2}
-    async with traced(door, tmp_path / "traces", **options) as trace:
+    async with traced(interface, tmp_path / "traces", **options) as trace:
         assert await trace.get() == {
             "trace_level": ["TIMESTAMPS", "TENSORS"],
             "trace_rate": ["7"],
@@ -115,8 +115,8 @@ async def test_settings_at_the_start(door: str, tmp_path: Path) -> None:
         }
 
 
-async def test_what_is_set_is_what_is_answered(door: str, tmp_path: Path) -> None:
-    async with traced(door, tmp_path / "traces") as trace:
+async def test_what_is_set_is_what_is_answered(interface: str, tmp_path: Path) -> None:
+    async with traced(interface, tmp_path / "traces") as trace:
         new: dict[str, Any] = {
             "trace_level": ["TIMESTAMPS", "TENSORS"],
             "trace_rate": "1",
@@ -136,8 +136,8 @@ async def test_what_is_set_is_what_is_answered(door: str, tmp_path: Path) -> Non
         assert await trace.change(trace_mode="triton") == found | {"trace_level": ["OFF"]}
 
 
-async def test_models_inherit_until_they_have_their_own(door: str) -> None:
-    async with traced(door) as trace:
+async def test_models_inherit_until_they_have_their_own(interface: str) -> None:
+    async with traced(interface) as trace:
         assert await trace.change(trace_rate="10") == START | {"trace_rate": ["10"]}
         assert await trace.get("half_plus_two") == START | {"trace_rate": ["10"]}
         own = START | {"trace_rate": ["2"], "log_frequency": ["4"]}
@@ -152,15 +152,15 @@ async def test_models_inherit_until_they_have_their_own(door: str) -> None:
         assert await trace.change("half_plus_two", log_frequency=None, trace_level=None) == await trace.get()
 
 
-async def test_the_server_goes_back_to_its_start(door: str) -> None:
-    async with traced(door, trace_rate=7) as trace:
+async def test_the_server_goes_back_to_its_start(interface: str) -> None:
+    async with traced(interface, trace_rate=7) as trace:
         await trace.change(trace_rate="10", trace_count="3", log_frequency="1")
         keys = ["trace_rate", "trace_count", "trace_level", "trace_file", "trace_mode"]
         cleared: dict[str, Any] = dict.fromkeys(keys)
         assert await trace.change(**cleared) == START | {"trace_rate": ["7"], "log_frequency": ["1"]}
 
 
-async def test_both_doors_have_the_same_settings() -> None:
+async def test_both_interfaces_have_the_same_settings() -> None:
     async with serve_models(MODELS) as served:
         await GrpcTrace(served.grpc).change("half_plus_two", trace_rate="3")
         assert await RestTrace(served.rest).get("half_plus_two") == START | {"trace_rate": ["3"]}
@@ -195,10 +195,10 @@ REFUSED: list[tuple[dict[str, Any], Code, str]] = [
 
 @pytest.mark.parametrize(("settings", "code", "text"), REFUSED)
 async def test_nothing_of_a_wrong_request_is_taken(
-    door: str, settings: dict[str, Any], code: Code, text: str
+    interface: str, settings: dict[str, Any], code: Code, text: str
 ) -> None:
     right = {"trace_count": "3", "log_frequency": "4"}
-    async with traced(door) as trace:
+    async with traced(interface) as trace:
         for model in ("", "half_plus_two"):
             answer = await trace.change(model, **right | settings)
             assert isinstance(answer, tuple)
@@ -207,9 +207,9 @@ async def test_nothing_of_a_wrong_request_is_taken(
         assert await trace.get() == await trace.get("half_plus_two") == START
 
 
-async def test_unknown_models(door: str) -> None:
+async def test_unknown_models(interface: str) -> None:
     expected = Code.NOT_FOUND, "Request for unknown model: 'nope' is not found"
-    async with traced(door) as trace:
+    async with traced(interface) as trace:
         assert await trace.get("nope") == expected
         assert await trace.change("nope", trace_rate="3") == expected
 

@@ -1,4 +1,4 @@
-"""LogSettings by either door: what is answered and refused, and what is in the log then (spec 1.3, 3.11)."""
+"""LogSettings over gRPC and REST: what is answered and refused, and what is in the log then (spec 1.3, 3.11)."""
 
 from __future__ import annotations
 
@@ -45,23 +45,23 @@ def log_request(settings: Values) -> pb.LogSettingsRequest:
     return request
 
 
-async def change(door: GrpcClient | RestClient, **settings: Any) -> Values | tuple[Code, str]:
+async def change(interface: GrpcClient | RestClient, **settings: Any) -> Values | tuple[Code, str]:
     """All settings afterwards, or the error."""
-    if isinstance(door, GrpcClient):
-        code, text, reply = await door.call("LogSettings", log_request(settings).SerializeToString())
+    if isinstance(interface, GrpcClient):
+        code, text, reply = await interface.call("LogSettings", log_request(settings).SerializeToString())
         if code is not Code.OK:
             return code, text
         found = pb.LogSettingsResponse.FromString(reply).settings
         return {key: getattr(value, value.WhichOneof("parameter_choice")) for key, value in found.items()}
     body = json.dumps(settings).encode() if settings else b""
-    status, _, reply = await door.call("POST" if settings else "GET", "/v2/logging", body)
+    status, _, reply = await interface.call("POST" if settings else "GET", "/v2/logging", body)
     if status != STATUS_OF[Code.OK]:
         return next(code for code, number in STATUS_OF.items() if number == status), json.loads(reply)["error"]
     return json.loads(reply)  # type: ignore[no-any-return]  # JSON
 
 
 @pytest.fixture(params=["grpc", "rest"])
-def door(request: pytest.FixtureRequest) -> str:
+def interface(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
@@ -78,15 +78,15 @@ def _informed() -> Iterator[None]:
 # --- answers ---
 
 
-async def test_settings(door: str) -> None:
+async def test_settings(interface: str) -> None:
     async with serve_models(MODELS) as served:
-        at = served.door(door)
+        at = served.client(interface)
         assert await change(at) == START
         assert await change(at, log_info=False, log_verbose_level=2) == START | {
             "log_info": False,
             "log_verbose_level": 2,
         }
-        other = served.door("rest" if door == "grpc" else "grpc")
+        other = served.client("rest" if interface == "grpc" else "grpc")
         assert await change(other, log_info=None, log_format="default") == await change(at), "null leaves it"
         assert await change(at, log_info=True, log_verbose_level=0) == START
 
@@ -133,13 +133,15 @@ INVALID = Code.INVALID_ARGUMENT
         ({"log_file": "x"}, Code.UNIMPLEMENTED, "log_file cannot be changed over the network"),
     ],
 )
-async def test_nothing_of_a_wrong_request_is_taken(door: str, settings: Values, code: Code, text: str) -> None:
+async def test_nothing_of_a_wrong_request_is_taken(
+    interface: str, settings: Values, code: Code, text: str
+) -> None:
     async with serve_models(MODELS) as served:
-        answer = await change(served.door(door), **{"log_warning": False} | dict(settings))
+        answer = await change(served.client(interface), **{"log_warning": False} | dict(settings))
         assert isinstance(answer, tuple)
         assert answer[0] is code
         assert text in answer[1]
-        assert await change(served.door(door)) == START
+        assert await change(served.client(interface)) == START
 
 
 @pytest.mark.parametrize(

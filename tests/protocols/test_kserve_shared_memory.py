@@ -20,7 +20,7 @@ from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve.regions import MAX_REGIONS, RESERVED
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-BOTH = pytest.mark.parametrize("door", ["grpc", "rest"])
+BOTH = pytest.mark.parametrize("interface", ["grpc", "rest"])
 FINE = (Code.OK, "")
 PAGE = 4096
 CLOSED = "system shared memory is disabled; enable it with the server's option shared_memory_prefix"
@@ -47,9 +47,11 @@ def made() -> Iterator[Memory]:
         yield one
 
 
-async def status(served: Served, name: str = "", *, door: str = "grpc", kind: str = SYSTEM) -> tuple[Code, Any]:
+async def status(
+    served: Served, name: str = "", *, interface: str = "grpc", kind: str = SYSTEM
+) -> tuple[Code, Any]:
     """The regions in the form of REST, or the text of the error."""
-    if door == "rest":
+    if interface == "rest":
         region = f"/region/{name}" if name else ""
         number, _, reply = await served.rest.call("GET", f"/v2/{kind.lower()}sharedmemory{region}/status")
         answer = json.loads(reply)
@@ -79,14 +81,14 @@ async def names_of(served: Served) -> list[str]:
 
 
 @BOTH
-async def test_shared_memory_is_closed_unless_it_is_opened(door: str, made: Memory) -> None:
+async def test_shared_memory_is_closed_unless_it_is_opened(interface: str, made: Memory) -> None:
     async with serve_models([]) as served:
         unimplemented = (Code.UNIMPLEMENTED, CLOSED)
-        assert await register(served, "r", made, PAGE, door=door) == unimplemented
-        assert await unregister(served, door=door) == unimplemented
-        assert await unregister(served, "r", door=door) == unimplemented
-        assert await status(served, door=door) == (Code.OK, [])
-        assert (await status(served, "r", door=door))[0] is Code.NOT_FOUND
+        assert await register(served, "r", made, PAGE, interface=interface) == unimplemented
+        assert await unregister(served, interface=interface) == unimplemented
+        assert await unregister(served, "r", interface=interface) == unimplemented
+        assert await status(served, interface=interface) == (Code.OK, [])
+        assert (await status(served, "r", interface=interface))[0] is Code.NOT_FOUND
         assert not any("shared_memory" in name for name in await names_of(served))
 
 
@@ -97,29 +99,29 @@ async def test_only_what_works_is_named(served: Served) -> None:
 
 
 @BOTH
-async def test_a_region_is_registered_until_it_is_not(door: str, served: Served, made: Memory) -> None:
-    assert await register(served, "a", made, 96, 32, door=door) == FINE
-    assert await register(served, "b", made, PAGE, door=door) == FINE
+async def test_a_region_is_registered_until_it_is_not(interface: str, served: Served, made: Memory) -> None:
+    assert await register(served, "a", made, 96, 32, interface=interface) == FINE
+    assert await register(served, "b", made, PAGE, interface=interface) == FINE
     a = {"name": "a", "key": made.key, "offset": 32, "byte_size": 96}
     b = {"name": "b", "key": made.key, "offset": 0, "byte_size": PAGE}
-    code, regions = await status(served, door=door)
+    code, regions = await status(served, interface=interface)
     assert (code, sorted(regions, key=lambda one: str(one["name"]))) == (Code.OK, [a, b])
-    assert await status(served, "a", door=door) == (Code.OK, [a])
-    assert await unregister(served, "a", door=door) == FINE
-    assert await unregister(served, "a", door=door) == FINE
-    assert await status(served, door=door) == (Code.OK, [b])
+    assert await status(served, "a", interface=interface) == (Code.OK, [a])
+    assert await unregister(served, "a", interface=interface) == FINE
+    assert await unregister(served, "a", interface=interface) == FINE
+    assert await status(served, interface=interface) == (Code.OK, [b])
     unknown = "Unable to find system shared memory region: 'a'"
-    assert await status(served, "a", door=door) == (Code.NOT_FOUND, unknown)
+    assert await status(served, "a", interface=interface) == (Code.NOT_FOUND, unknown)
     for _ in range(2):
-        assert await unregister(served, door=door) == FINE
-        assert await status(served, door=door) == (Code.OK, [])
+        assert await unregister(served, interface=interface) == FINE
+        assert await status(served, interface=interface) == (Code.OK, [])
 
 
 async def test_a_name_that_is_taken(served: Served, made: Memory) -> None:
     text = "shared memory region 'a' already in manager"
     assert await register(served, "a", made, 8) == FINE
     assert await register(served, "a", made, 16) == (Code.ALREADY_EXISTS, text)
-    assert await register(served, "a", made, 16, door="rest") == (Code.INVALID_ARGUMENT, text)
+    assert await register(served, "a", made, 16, interface="rest") == (Code.INVALID_ARGUMENT, text)
     assert (await status(served, "a"))[1][0]["byte_size"] == 8
 
 
@@ -147,8 +149,8 @@ async def test_a_key_may_lack_its_slash(served: Served, made: Memory) -> None:
         (PREFIX + 300 * "x", "Unable to open shared memory region: "),
     ],
 )
-async def test_keys_that_are_refused(door: str, key: str, text: str, served: Served) -> None:
-    code, found = await register(served, "a", key, 8, door=door)
+async def test_keys_that_are_refused(interface: str, key: str, text: str, served: Served) -> None:
+    code, found = await register(served, "a", key, 8, interface=interface)
     assert code is Code.INVALID_ARGUMENT
     assert found.startswith(f"failed to register shared memory region 'a': {text}")
     assert await status(served) == (Code.OK, [])
@@ -157,10 +159,10 @@ async def test_keys_that_are_refused(door: str, key: str, text: str, served: Ser
 @BOTH
 @pytest.mark.parametrize("prefix", RESERVED)
 @pytest.mark.parametrize("slash", ["/", ""])
-async def test_keys_of_others_are_refused(door: str, prefix: str, slash: str, served: Served) -> None:
+async def test_keys_of_others_are_refused(interface: str, prefix: str, slash: str, served: Served) -> None:
     """In Triton's words."""
     key = f"{slash}{prefix[1:]}0"
-    assert await register(served, "a", key, 8, door=door) == (
+    assert await register(served, "a", key, 8, interface=interface) == (
         Code.INVALID_ARGUMENT,
         f"cannot register shared memory region 'a' with key '{key}' as the key contains the reserved prefix "
         f"'{prefix[1:]}'",
@@ -217,8 +219,10 @@ HUGE = 2**64 - 1
     ("size", "offset"),
     [(PAGE + 1, 0), (PAGE, 1), (1, PAGE), (HUGE, 0), (1, HUGE), (HUGE, HUGE), (2**63, 2**63), (HUGE, 2)],
 )
-async def test_what_is_beyond_the_end(door: str, size: int, offset: int, served: Served, made: Memory) -> None:
-    code, text = await register(served, "a", made, size, offset, door=door)
+async def test_what_is_beyond_the_end(
+    interface: str, size: int, offset: int, served: Served, made: Memory
+) -> None:
+    code, text = await register(served, "a", made, size, offset, interface=interface)
     assert (code, text) == (
         Code.INVALID_ARGUMENT,
         f"failed to register shared memory region 'a': invalid args: byte_size {size} at offset {offset} exceeds "
@@ -228,9 +232,9 @@ async def test_what_is_beyond_the_end(door: str, size: int, offset: int, served:
 
 
 @BOTH
-async def test_a_region_of_nothing(door: str, served: Served, made: Memory) -> None:
+async def test_a_region_of_nothing(interface: str, served: Served, made: Memory) -> None:
     text = "failed to register shared memory region 'a': invalid args: byte_size: expected at least 1, got 0"
-    assert await register(served, "a", made, 0, door=door) == (Code.INVALID_ARGUMENT, text)
+    assert await register(served, "a", made, 0, interface=interface) == (Code.INVALID_ARGUMENT, text)
 
 
 async def test_names_that_are_refused(served: Served, made: Memory) -> None:
@@ -238,7 +242,7 @@ async def test_names_that_are_refused(served: Served, made: Memory) -> None:
         code, text = await register(served, name, made, 8)
         assert (code, text.endswith("expected a name of 1 to 255 characters")) == (Code.INVALID_ARGUMENT, True)
     assert await register(served, "ü/ß", made, 8) == FINE
-    assert await status(served, "%C3%BC%2F%C3%9F", door="rest") == await status(served, "ü/ß")
+    assert await status(served, "%C3%BC%2F%C3%9F", interface="rest") == await status(served, "ü/ß")
 
 
 @pytest.mark.parametrize(
@@ -295,9 +299,9 @@ async def test_regions_end_with_the_server(made: Memory) -> None:
 
 
 @BOTH
-async def test_cuda_shared_memory_of_a_server_without_gpus(door: str, served: Served) -> None:
+async def test_cuda_shared_memory_of_a_server_without_gpus(interface: str, served: Served) -> None:
     text = "failed to register CUDA shared memory region: 'a', GPUs not supported"
-    if door == "grpc":
+    if interface == "grpc":
         registering = pb.CudaSharedMemoryRegisterRequest(name="a", raw_handle=bytes(64), byte_size=8)
         code, found, _ = await served.grpc.call("CudaSharedMemoryRegister", registering.SerializeToString())
         assert (code, found) == (Code.INVALID_ARGUMENT, text)
@@ -310,9 +314,9 @@ async def test_cuda_shared_memory_of_a_server_without_gpus(door: str, served: Se
         assert await post(served, f"{path}/region/a/register", body) == (Code.INVALID_ARGUMENT, text)
         assert await post(served, f"{path}/unregister") == FINE
         assert await post(served, f"{path}/region/a/unregister") == FINE
-    assert await status(served, door=door, kind=CUDA) == (Code.OK, [])
+    assert await status(served, interface=interface, kind=CUDA) == (Code.OK, [])
     unknown = "Unable to find cuda shared memory region: 'a'"
-    assert await status(served, "a", door=door, kind=CUDA) == (Code.NOT_FOUND, unknown)
+    assert await status(served, "a", interface=interface, kind=CUDA) == (Code.NOT_FOUND, unknown)
 
 
 async def test_a_prefix_begins_as_keys_do() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from kserve_served import DEMO, MODELS, Served, serve_models
 from tensor_places import (
-    DOORS,
+    INTERFACES,
     PREFIX,
     SHRUNK,
     SIZE,
@@ -37,7 +37,7 @@ from triglot.core.types import InferenceResponse, OutputOptions, RegionSlice
 from triglot.protocols.kserve.extended_plane import ExtendedPlane
 from waiting import until
 
-EVERY = pytest.mark.parametrize("door", DOORS)
+EVERY = pytest.mark.parametrize("interface", INTERFACES)
 BEFORE, AFTER = 3, 5
 INTO = RegionSlice("into", 0, SIZE)
 PLACED: Wishes = {"y": OutputOptions(region=INTO)}
@@ -48,8 +48,8 @@ MEANWHILE = (
 )
 
 
-def failed(door: str, text: str = SHRUNK) -> Said:
-    return Said(Code.UNKNOWN if door == "stream" else Code.INVALID_ARGUMENT, text)
+def failed(interface: str, text: str = SHRUNK) -> Said:
+    return Said(Code.UNKNOWN if interface == "stream" else Code.INVALID_ARGUMENT, text)
 
 
 class Waiting(triglot.Model):
@@ -108,18 +108,18 @@ async def serving_memory(made: Memory, into: Memory, model: triglot.Model | None
         yield served
 
 
-async def asked(served: Served, door: str, inputs: list[In], outputs: Wishes) -> asyncio.Future[Said]:
-    return asyncio.ensure_future(ask(served, door, "scalar", inputs, outputs))
+async def asked(served: Served, interface: str, inputs: list[In], outputs: Wishes) -> asyncio.Future[Said]:
+    return asyncio.ensure_future(ask(served, interface, "scalar", inputs, outputs))
 
 
 async def changed(
-    served: Served, door: str, model: Waiting, made: Memory, datatype: str, wish: RegionSlice
+    served: Served, interface: str, model: Waiting, made: Memory, datatype: str, wish: RegionSlice
 ) -> None:
     """Have the model look at its input when that has been changed."""
     made.put(filled(datatype, BEFORE, SIZE))
     itemsize = DATATYPES[datatype].itemsize
     inputs = [In("x", RegionSlice("r", 0, wish.size), datatype, [1, wish.size // itemsize])]
-    one = await asked(served, door, inputs, {"y": OutputOptions(region=wish)})
+    one = await asked(served, interface, inputs, {"y": OutputOptions(region=wish)})
     assert await asyncio.to_thread(model.runs.wait, 60)
     made.put(filled(datatype, AFTER, SIZE))
     model.go.set()
@@ -134,38 +134,40 @@ async def changed(
         *((datatype, BEFORE) for datatype in ("INT8", "UINT8", "INT32", "INT64")),
     ],
 )
-async def test_large_inputs(door: str, datatype: str, seen: int, made: Memory, into: Memory) -> None:
+async def test_large_inputs(interface: str, datatype: str, seen: int, made: Memory, into: Memory) -> None:
     """Floats are what the client's memory has whenever the model looks; integers it may check, and use later."""
     model = Waiting()
     async with serving_memory(made, into, model) as served:
-        await changed(served, door, model, made, datatype, INTO)
+        await changed(served, interface, model, made, datatype, INTO)
         assert into.get(SIZE) == filled(datatype, seen, SIZE)
 
 
 @EVERY
 @pytest.mark.parametrize("kind", [Copying, Cached])
-async def test_models_that_may_keep_inputs(door: str, kind: type[Waiting], made: Memory, into: Memory) -> None:
+async def test_models_that_may_keep_inputs(
+    interface: str, kind: type[Waiting], made: Memory, into: Memory
+) -> None:
     model = kind()
     async with serving_memory(made, into, model) as served:
-        await changed(served, door, model, made, "FP32", INTO)
+        await changed(served, interface, model, made, "FP32", INTO)
         assert into.get(SIZE) == filled("FP32", BEFORE, SIZE)
 
 
 @EVERY
-async def test_small_inputs_are_copied(door: str, made: Memory, into: Memory) -> None:
+async def test_small_inputs_are_copied(interface: str, made: Memory, into: Memory) -> None:
     model, size = Waiting(), 4096
     async with serving_memory(made, into, model) as served:
-        await changed(served, door, model, made, "FP32", RegionSlice("into", 0, size))
+        await changed(served, interface, model, made, "FP32", RegionSlice("into", 0, size))
         assert into.get(size) == filled("FP32", BEFORE, size)
 
 
 @EVERY
-async def test_an_object_that_is_written_to(door: str, made: Memory, into: Memory) -> None:
+async def test_an_object_that_is_written_to(interface: str, made: Memory, into: Memory) -> None:
     """One output must not become another one's input, under whichever name its region has."""
     model = Waiting()
     async with serving_memory(made, into, model) as served:
         assert await register(served, "again", made, SIZE) == (Code.OK, "")
-        await changed(served, door, model, made, "FP32", RegionSlice("again", 0, SIZE))
+        await changed(served, interface, model, made, "FP32", RegionSlice("again", 0, SIZE))
         assert made.get(SIZE) == filled("FP32", BEFORE, SIZE)
 
 
@@ -189,25 +191,25 @@ async def test_a_model_of_sequences(made: Memory, into: Memory) -> None:
 @pytest.mark.parametrize("left", [0, 4096, SIZE - 1])
 @pytest.mark.parametrize("look", [np.copy, np.sum, bytes, lambda x: 1 / 0], ids=["copy", "sum", "bytes", "error"])
 async def test_an_object_that_is_made_smaller_while_a_model_runs(
-    look: Callable[[Array], Any], left: int, door: str, made: Memory, into: Memory
+    look: Callable[[Array], Any], left: int, interface: str, made: Memory, into: Memory
 ) -> None:
     """What came of it is worth nothing, an error of the model's included; the process lives."""
     model = Waiting()
     model.look = look
     async with serving_memory(made, into, model) as served:
-        one = await asked(served, door, X, PLACED)
+        one = await asked(served, interface, X, PLACED)
         assert await asyncio.to_thread(model.runs.wait, 60)
         made.cut(left)
         model.go.set()
-        assert await one == failed(door)
+        assert await one == failed(interface)
         assert made.path.stat().st_size == left
         made.cut(SIZE)
         model.look = np.copy
-        assert await ask(served, door, "scalar", X, PLACED) == WELL
+        assert await ask(served, interface, "scalar", X, PLACED) == WELL
 
 
 @EVERY
-async def test_an_object_that_was_smaller_for_a_while(door: str, made: Memory, into: Memory) -> None:
+async def test_an_object_that_was_smaller_for_a_while(interface: str, made: Memory, into: Memory) -> None:
     """It is as large as before when the model answers, which has seen zeros."""
     model = Waiting()
     made.put(filled("FP32", BEFORE, SIZE))
@@ -222,14 +224,14 @@ async def test_an_object_that_was_smaller_for_a_while(door: str, made: Memory, i
     model.look = look
     model.go.set()
     async with serving_memory(made, into, model) as served:
-        assert await ask(served, door, "scalar", X, PLACED) == failed(door, MEANWHILE)
+        assert await ask(served, interface, "scalar", X, PLACED) == failed(interface, MEANWHILE)
         model.look = np.copy
-        assert await ask(served, door, "scalar", X, PLACED) == WELL
+        assert await ask(served, interface, "scalar", X, PLACED) == WELL
         assert into.get(SIZE) == filled("FP32", BEFORE, SIZE)
 
 
 @EVERY
-async def test_an_object_that_is_made_smaller_all_the_time(door: str, made: Memory, into: Memory) -> None:
+async def test_an_object_that_is_made_smaller_all_the_time(interface: str, made: Memory, into: Memory) -> None:
     over = threading.Event()
 
     def cut() -> None:
@@ -240,13 +242,13 @@ async def test_an_object_that_is_made_smaller_all_the_time(door: str, made: Memo
     async with serving_memory(made, into) as served:
         cutting = asyncio.ensure_future(asyncio.to_thread(cut))
         try:
-            answers = [await ask(served, door, "identity_fp32", X, PLACED) for _ in range(50)]
+            answers = [await ask(served, interface, "identity_fp32", X, PLACED) for _ in range(50)]
         finally:
             over.set()
             await cutting
-        assert all(answer in (WELL, failed(door), failed(door, MEANWHILE)) for answer in answers)
+        assert all(answer in (WELL, failed(interface), failed(interface, MEANWHILE)) for answer in answers)
         made.cut(SIZE)
-        assert await ask(served, door, "identity_fp32", X, PLACED) == WELL
+        assert await ask(served, interface, "identity_fp32", X, PLACED) == WELL
 
 
 def mapped(one: Memory) -> int:
@@ -256,13 +258,15 @@ def mapped(one: Memory) -> int:
 
 @EVERY
 @pytest.mark.parametrize("name", ["r", ""])
-async def test_a_region_that_is_unregistered_meanwhile(door: str, name: str, made: Memory, into: Memory) -> None:
+async def test_a_region_that_is_unregistered_meanwhile(
+    interface: str, name: str, made: Memory, into: Memory
+) -> None:
     """It stays for as long as the model runs, and goes then."""
     model = Waiting()
     made.put(filled("FP32", BEFORE, SIZE))
     with memory(SIZE) as other:
         async with serving_memory(made, into, model) as served:
-            one = await asked(served, door, X, PLACED)
+            one = await asked(served, interface, X, PLACED)
             assert await asyncio.to_thread(model.runs.wait, 60)
             assert await unregister(served, name) == (Code.OK, "")
             assert await register(served, "r", other, SIZE) == (Code.OK, "")
@@ -276,7 +280,7 @@ async def test_a_region_that_is_unregistered_meanwhile(door: str, name: str, mad
 
 @EVERY
 async def test_answers_have_memory_of_their_own(
-    door: str, made: Memory, into: Memory, monkeypatch: pytest.MonkeyPatch
+    interface: str, made: Memory, into: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a model gives back as it came is the client's only until it has been answered."""
     original, shared = ExtendedPlane.infer, []
@@ -290,7 +294,9 @@ async def test_answers_have_memory_of_their_own(
     monkeypatch.setattr(ExtendedPlane, "infer", infer)
     made.put(filled("FP32", BEFORE, SIZE))
     async with serving_memory(made, into) as served:
-        assert await ask(served, door, "identity_fp32", X, PLACED) == WELL
+        assert await ask(served, interface, "identity_fp32", X, PLACED) == WELL
         assert into.get(SIZE) == filled("FP32", BEFORE, SIZE)
-        assert (await ask(served, door, "identity_fp32", X, {"y": None})).raw() == filled("FP32", BEFORE, SIZE)
+        assert (await ask(served, interface, "identity_fp32", X, {"y": None})).raw() == filled(
+            "FP32", BEFORE, SIZE
+        )
     assert shared == [True, False]

@@ -1,4 +1,4 @@
-"""Inference with inputs and outputs in shared memory, by every door (spec 2.3, 2.6)."""
+"""Inference with inputs and outputs in shared memory, over gRPC, streams and REST (spec 2.3, 2.6)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,26 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from kserve_served import DEMO, MODELS, Served, serve_models
-from tensor_places import DOORS, PREFIX, In, Memory, Said, ask, memory, message_of, register, stream, unregister
+from tensor_places import (
+    INTERFACES,
+    PREFIX,
+    In,
+    Memory,
+    Said,
+    ask,
+    memory,
+    message_of,
+    register,
+    stream,
+    unregister,
+)
 
 from triglot.core.errors import Code
 from triglot.core.tensor import DATATYPES, TFSERVING_DATATYPES, object_array, pack_bytes
 from triglot.core.types import OutputOptions, RegionSlice
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-EVERY = pytest.mark.parametrize("door", DOORS)
+EVERY = pytest.mark.parametrize("interface", INTERFACES)
 SIZE = 16 * 2**20
 HALF = SIZE // 2
 LIMIT = SIZE - 1
@@ -50,9 +62,9 @@ def into(size: int, offset: int = 0, region: str = "all") -> OutputOptions:
     return OutputOptions(region=RegionSlice(region, offset, size))
 
 
-def expected(door: str, code: Code, text: str) -> Said:
+def expected(interface: str, code: Code, text: str) -> Said:
     """In a stream, an error is a message, without a code."""
-    return Said(Code.UNKNOWN if door == "stream" else code, text)
+    return Said(Code.UNKNOWN if interface == "stream" else code, text)
 
 
 def x(place: RegionSlice, *shape: int, datatype: str = "FP32") -> list[In]:
@@ -60,71 +72,77 @@ def x(place: RegionSlice, *shape: int, datatype: str = "FP32") -> list[In]:
 
 
 @EVERY
-async def test_in_and_out(door: str, served: Served, made: Memory) -> None:
+async def test_in_and_out(interface: str, served: Served, made: Memory) -> None:
     made.put(PAIR, HALF + 4)
-    said = await ask(served, door, "identity_fp32", x(RegionSlice("half", 4, 8), 1, 2), {"y": into(12, 100)})
+    said = await ask(served, interface, "identity_fp32", x(RegionSlice("half", 4, 8), 1, 2), {"y": into(12, 100)})
     assert said == Said(Code.OK, "", {"y": ("FP32", [1, 2], b"")})
     assert made.array("f4", 4, 96).tolist() == [0, 1, 2, 0]
 
 
 @EVERY
-async def test_beside_raw_tensors(door: str, served: Served, made: Memory) -> None:
+async def test_beside_raw_tensors(interface: str, served: Served, made: Memory) -> None:
     made.put(np.array([10, 20], "i4"))
     a, b = RegionSlice("all", 0, 8), np.array([1, 2], "i4")
     outputs = {"sum": None, "difference": into(8, 64)}
-    said = await ask(served, door, "two_inputs", [In("a", a, "INT32", [2]), In("b", b)], outputs)
+    said = await ask(served, interface, "two_inputs", [In("a", a, "INT32", [2]), In("b", b)], outputs)
     assert said.outputs == {
         "sum": ("INT32", [2], np.array([11, 22], "i4").tobytes()),
         "difference": ("INT32", [2], b""),
     }
     assert made.array("i4", 2, 64).tolist() == [9, 18]
-    said = await ask(served, door, "two_inputs", [In("b", b), In("a", a, "INT32", [2])])
+    said = await ask(served, interface, "two_inputs", [In("b", b), In("a", a, "INT32", [2])])
     assert said.raw("difference") == np.array([9, 18], "i4").tobytes()
-    said = await ask(served, door, "two_inputs", [In("a", b), In("b", b)], {"sum": into(8)})
+    said = await ask(served, interface, "two_inputs", [In("a", b), In("b", b)], {"sum": into(8)})
     assert said.outputs == {"sum": ("INT32", [2], b"")}
 
 
 @EVERY
 @pytest.mark.parametrize("datatype", sorted(set(DATATYPES) - {"BYTES", *TFSERVING_DATATYPES}))
-async def test_every_datatype(door: str, datatype: str, served: Served, made: Memory) -> None:
+async def test_every_datatype(interface: str, datatype: str, served: Served, made: Memory) -> None:
     size = 3 * DATATYPES[datatype].itemsize
     raw = bytes(at % 2 for at in range(size))
     made.put(raw, 1)  # As unaligned as a client likes.
     place = RegionSlice("all", 1, size)
     said = await ask(
-        served, door, f"identity_{datatype.lower()}", x(place, 3, 1, datatype=datatype), {"y": into(size, 201)}
+        served,
+        interface,
+        f"identity_{datatype.lower()}",
+        x(place, 3, 1, datatype=datatype),
+        {"y": into(size, 201)},
     )
     assert said.outputs == {"y": (datatype, [3, 1], b"")}
     assert made.get(size + 2, 200) == b"\0" + raw + b"\0"
 
 
 @EVERY
-async def test_text(door: str, served: Served, made: Memory) -> None:
+async def test_text(interface: str, served: Served, made: Memory) -> None:
     raw = pack_bytes([b"", b"\xff\0", b"text"])
     made.put(raw, 8)
     place = RegionSlice("all", 8, len(raw))
     inputs = x(place, 3, 1, datatype="BYTES")
-    said = await ask(served, door, "identity_bytes", inputs, {"y": into(100, HALF)})
+    said = await ask(served, interface, "identity_bytes", inputs, {"y": into(100, HALF)})
     assert said.outputs == {"y": ("BYTES", [3, 1], b"")}
     assert made.get(100, HALF) == raw.ljust(100, b"\0")
-    assert (await ask(served, door, "identity_bytes", inputs)).raw() == raw
+    assert (await ask(served, interface, "identity_bytes", inputs)).raw() == raw
     # One that has more room than elements.
     said = await ask(
-        served, door, "identity_bytes", x(RegionSlice("all", 8, len(raw) + 1), 3, 1, datatype="BYTES")
+        served, interface, "identity_bytes", x(RegionSlice("all", 8, len(raw) + 1), 3, 1, datatype="BYTES")
     )
     assert said.code is not Code.OK
     assert "for inference input 'x' for model 'identity_bytes'" in said.text
 
 
 @EVERY
-async def test_no_elements(door: str, served: Served) -> None:
-    said = await ask(served, door, "identity_fp32", x(RegionSlice("all", 5, 0), 0, 3), {"y": into(0, SIZE - 1)})
+async def test_no_elements(interface: str, served: Served) -> None:
+    said = await ask(
+        served, interface, "identity_fp32", x(RegionSlice("all", 5, 0), 0, 3), {"y": into(0, SIZE - 1)}
+    )
     assert said.outputs == {"y": ("FP32", [0, 3], b"")}
 
 
 @EVERY
 @pytest.mark.parametrize("datatype", ["FP32", "BYTES"])
-async def test_large_tensors(door: str, datatype: str, served: Served, made: Memory) -> None:
+async def test_large_tensors(interface: str, datatype: str, served: Served, made: Memory) -> None:
     """Again and again: memory is used for several requests."""
     shape = [1, 2**18] if datatype == "FP32" else [1, 1]
     for at in range(3):
@@ -133,18 +151,18 @@ async def test_large_tensors(door: str, datatype: str, served: Served, made: Mem
         made.put(raw)
         inputs = x(RegionSlice("all", 0, len(raw)), *shape, datatype=datatype)
         model = f"identity_{datatype.lower()}"
-        assert (await ask(served, door, model, inputs, {"y": into(HALF, region="half")})).raw() == b""
+        assert (await ask(served, interface, model, inputs, {"y": into(HALF, region="half")})).raw() == b""
         assert made.get(len(raw), HALF) == raw
-        if door != "stream":
+        if interface != "stream":
             continue
-        assert (await ask(served, door, model, inputs)).raw() == raw
+        assert (await ask(served, interface, model, inputs)).raw() == raw
 
 
 @EVERY
-async def test_a_scalar(door: str, served: Served, made: Memory) -> None:
+async def test_a_scalar(interface: str, served: Served, made: Memory) -> None:
     made.put(np.array(2, "f8"))
     inputs = x(RegionSlice("all", 0, 8), datatype="FP64")
-    assert (await ask(served, door, "scalar", inputs, {"y": into(8, 8)})).outputs == {"y": ("FP64", [], b"")}
+    assert (await ask(served, interface, "scalar", inputs, {"y": into(8, 8)})).outputs == {"y": ("FP64", [], b"")}
     assert made.array("f8", 2).tolist() == [2, 3]
 
 
@@ -178,11 +196,11 @@ async def test_a_scalar(door: str, served: Served, made: Memory) -> None:
     ],
 )
 async def test_places_that_are_not_there(
-    door: str, place: RegionSlice, code: Code, text: str, served: Served
+    interface: str, place: RegionSlice, code: Code, text: str, served: Served
 ) -> None:
-    assert await ask(served, door, "identity_fp32", x(place, 1, 2)) == expected(door, code, text)
-    said = await ask(served, door, "identity_fp32", [In("x", PAIR)], {"y": OutputOptions(region=place)})
-    assert said == expected(door, code, text)
+    assert await ask(served, interface, "identity_fp32", x(place, 1, 2)) == expected(interface, code, text)
+    said = await ask(served, interface, "identity_fp32", [In("x", PAIR)], {"y": OutputOptions(region=place)})
+    assert said == expected(interface, code, text)
 
 
 async def test_a_place_whose_end_no_number_can_say(served: Served) -> None:
@@ -196,38 +214,38 @@ async def test_a_place_whose_end_no_number_can_say(served: Served) -> None:
 
 
 @EVERY
-async def test_an_output_that_is_larger_than_its_place(door: str, served: Served, made: Memory) -> None:
+async def test_an_output_that_is_larger_than_its_place(interface: str, served: Served, made: Memory) -> None:
     inputs = [In("a", np.array([1], "i4")), In("b", np.array([2], "i4"))]
-    said = await ask(served, door, "two_inputs", inputs, {"sum": into(4, 64), "difference": into(3)})
+    said = await ask(served, interface, "two_inputs", inputs, {"sum": into(4, 64), "difference": into(3)})
     text = (
         "shared memory size specified with the request for output 'difference' (3 bytes) should be at least 4 "
         "bytes to hold the results"
     )
-    assert said == expected(door, Code.INTERNAL, text)
+    assert said == expected(interface, Code.INTERNAL, text)
     assert made.get(100) == bytes(100)
 
 
 @EVERY
-async def test_an_input_of_another_size_than_its_shape_says(door: str, served: Served) -> None:
-    said = await ask(served, door, "identity_fp32", x(RegionSlice("all", 0, 9), 1, 2))
+async def test_an_input_of_another_size_than_its_shape_says(interface: str, served: Served) -> None:
+    said = await ask(served, interface, "identity_fp32", x(RegionSlice("all", 0, 9), 1, 2))
     text = "input byte size mismatch for input 'x' for model 'identity_fp32'. Expected 8, got 9"
-    assert said == expected(door, Code.INVALID_ARGUMENT, f"[request id: <id_unknown>] {text}")
+    assert said == expected(interface, Code.INVALID_ARGUMENT, f"[request id: <id_unknown>] {text}")
 
 
 @EVERY
 @pytest.mark.parametrize(("shape", "size"), [((1, 2), 2), ((1, 2), 9), ((1, 2), HALF), ((2, -1), HALF)])
 async def test_what_cannot_fit_is_not_read(
-    door: str, served: Served, made: Memory, shape: tuple[int, ...], size: int
+    interface: str, served: Served, made: Memory, shape: tuple[int, ...], size: int
 ) -> None:
     """There is nothing any more that could be read."""
     made.cut(0)
-    said = await ask(served, door, "identity_fp32", x(RegionSlice("all", 0, size), *shape))
+    said = await ask(served, interface, "identity_fp32", x(RegionSlice("all", 0, size), *shape))
     what = f"Expected 8, got {size}" if min(shape) > 0 else "got [2,-1]"
     assert what in said.text.replace("[2, -1]", "[2,-1]")
 
 
 @EVERY
-async def test_inputs_are_together_as_large_as_a_request_may_be(door: str, served: Served) -> None:
+async def test_inputs_are_together_as_large_as_a_request_may_be(interface: str, served: Served) -> None:
     place = RegionSlice("all", 0, SIZE)
     tensors = [In(name, place, "INT32", [SIZE // 4]) for name in "ab"]
     for inputs, size in ((tensors[:1], SIZE), (tensors, 2 * SIZE)):
@@ -235,21 +253,21 @@ async def test_inputs_are_together_as_large_as_a_request_may_be(door: str, serve
             f"the request's inputs in shared memory have {size} bytes, the limit is {LIMIT}; see the server's "
             "option max_message_size"
         )
-        said = await ask(served, door, "two_inputs", inputs)
-        assert said == expected(door, Code.RESOURCE_EXHAUSTED, text)
+        said = await ask(served, interface, "two_inputs", inputs)
+        assert said == expected(interface, Code.RESOURCE_EXHAUSTED, text)
 
 
 @EVERY
-async def test_bytes_that_are_no_truth_values(door: str, served: Served, made: Memory) -> None:
+async def test_bytes_that_are_no_truth_values(interface: str, served: Served, made: Memory) -> None:
     made.put(b"\2")
-    said = await ask(served, door, "identity_bool", x(RegionSlice("all", 0, 1), 1, 1, datatype="BOOL"))
+    said = await ask(served, interface, "identity_bool", x(RegionSlice("all", 0, 1), 1, 1, datatype="BOOL"))
     assert said.text.endswith("is BOOL: its bytes must be 0 or 1")
 
 
 @EVERY
-async def test_an_unknown_model(door: str, served: Served) -> None:
-    said = await ask(served, door, "none", x(RegionSlice("all", 0, 8), 1, 2))
-    assert said == expected(door, Code.NOT_FOUND, "Request for unknown model: 'none' is not found")
+async def test_an_unknown_model(interface: str, served: Served) -> None:
+    said = await ask(served, interface, "none", x(RegionSlice("all", 0, 8), 1, 2))
+    assert said == expected(interface, Code.NOT_FOUND, "Request for unknown model: 'none' is not found")
 
 
 async def test_a_stream_of_answers_writes_each_into_the_region(served: Served, made: Memory) -> None:

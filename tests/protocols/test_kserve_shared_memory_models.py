@@ -100,8 +100,8 @@ class Doubling(triglot.Model):
 """
 
 
-@pytest.mark.parametrize("door", ["grpc", "rest"])
-async def test_a_model_in_a_process(door: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("interface", ["grpc", "rest"])
+async def test_a_model_in_a_process(interface: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has a copy, which is made once: from the region into what it shares with its process."""
     lent, original = [], Region.lend
 
@@ -111,7 +111,7 @@ async def test_a_model_in_a_process(door: str, tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(Region, "lend", lend)
     async with serving({"doubling": IN_PROCESS}, tmp_path) as (served, _, into):
-        assert (await ask(served, door, "doubling", X, PLACED)).code is Code.OK
+        assert (await ask(served, interface, "doubling", X, PLACED)).code is Code.OK
         assert into.get(SIZE) == filled("FP32", 2 * BEFORE, SIZE)
     assert len(lent) == 1
     assert lent[0] is not None

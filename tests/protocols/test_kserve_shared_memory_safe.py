@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from kserve_served import DEMO, MODELS, Served, serve_models
 from tensor_places import (
-    DOORS,
+    INTERFACES,
     PREFIX,
     SHRUNK,
     SIZE,
@@ -38,7 +38,7 @@ from triglot.core.types import OutputOptions, RegionSlice
 from triglot.protocols.kserve.regions import Region
 from waiting import until
 
-EVERY = pytest.mark.parametrize("door", DOORS)
+EVERY = pytest.mark.parametrize("interface", INTERFACES)
 INTO: Wishes = {"y": OutputOptions(region=WHOLE)}
 FINE = (Code.OK, "")
 PAIR = np.array([[1, 2]], "f4")
@@ -76,8 +76,8 @@ async def serving_memory(
         yield served
 
 
-async def assert_that_all_is_well(served: Served, door: str) -> None:
-    assert (await ask(served, door, "identity_fp32", [In("x", PAIR)])).raw() == PAIR.tobytes()
+async def assert_that_all_is_well(served: Served, interface: str) -> None:
+    assert (await ask(served, interface, "identity_fp32", [In("x", PAIR)])).raw() == PAIR.tobytes()
 
 
 async def test_who_copies(cores: int, made: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,22 +101,22 @@ async def test_who_copies(cores: int, made: Memory, monkeypatch: pytest.MonkeyPa
 @EVERY
 @pytest.mark.usefixtures("cores")
 @pytest.mark.parametrize("left", [0, 1, 4096, SIZE - 1])
-async def test_an_object_that_was_made_smaller(door: str, left: int, made: Memory) -> None:
+async def test_an_object_that_was_made_smaller(interface: str, left: int, made: Memory) -> None:
     async with serving_memory(made) as served:
         made.cut(left)
         for inputs, outputs in ((X, {"y": None}), ([In("x", np.ones((1, SIZE // 4), "f4"))], INTO)):
-            said = await ask(served, door, "identity_fp32", inputs, outputs)
-            code = Code.UNKNOWN if door == "stream" else Code.INVALID_ARGUMENT
+            said = await ask(served, interface, "identity_fp32", inputs, outputs)
+            code = Code.UNKNOWN if interface == "stream" else Code.INVALID_ARGUMENT
             assert said == Said(code, SHRUNK)
         assert made.path.stat().st_size == left, "the server made it larger"
-        await assert_that_all_is_well(served, door)
+        await assert_that_all_is_well(served, interface)
         made.cut(SIZE)
-        assert (await ask(served, door, "identity_fp32", X, INTO)).code is Code.OK
+        assert (await ask(served, interface, "identity_fp32", X, INTO)).code is Code.OK
 
 
 @EVERY
 @pytest.mark.usefixtures("cores")
-async def test_an_object_that_is_made_smaller_all_the_time(door: str, made: Memory) -> None:
+async def test_an_object_that_is_made_smaller_all_the_time(interface: str, made: Memory) -> None:
     """Every request is answered, one way or the other, and the server lives."""
     over = threading.Event()
 
@@ -128,16 +128,16 @@ async def test_an_object_that_is_made_smaller_all_the_time(door: str, made: Memo
     async with serving_memory(made) as served:
         cutting = asyncio.ensure_future(asyncio.to_thread(cut))
         try:
-            answers = [await ask(served, door, "identity_fp32", X, INTO) for _ in range(50)]
+            answers = [await ask(served, interface, "identity_fp32", X, INTO) for _ in range(50)]
         finally:
             over.set()
             await cutting
         well = Said(Code.OK, "", {"y": ("FP32", [1, SIZE // 4], b"")})
-        failed = Said(Code.UNKNOWN if door == "stream" else Code.INVALID_ARGUMENT, SHRUNK)
+        failed = Said(Code.UNKNOWN if interface == "stream" else Code.INVALID_ARGUMENT, SHRUNK)
         assert all(answer in (well, failed) for answer in answers)
-        await assert_that_all_is_well(served, door)
+        await assert_that_all_is_well(served, interface)
         made.cut(SIZE)
-        assert await ask(served, door, "identity_fp32", X, INTO) == well
+        assert await ask(served, interface, "identity_fp32", X, INTO) == well
 
 
 class Waiting(triglot.Model):
@@ -158,12 +158,12 @@ class Waiting(triglot.Model):
 
 @EVERY
 @pytest.mark.parametrize("name", ["r", ""])
-async def test_a_region_that_is_unregistered_while_it_is_used(door: str, name: str, made: Memory) -> None:
+async def test_a_region_that_is_unregistered_while_it_is_used(interface: str, name: str, made: Memory) -> None:
     model = Waiting()
     made.put(np.full(SIZE // 4, 3, "f4"))
     with memory(SIZE) as other:
         async with serving_memory(made, model) as served:
-            asked = asyncio.ensure_future(ask(served, door, "scalar", X, INTO))
+            asked = asyncio.ensure_future(ask(served, interface, "scalar", X, INTO))
             await asyncio.to_thread(model.runs.wait)
             assert await unregister(served, name) == FINE
             assert await register(served, "r", other, SIZE) == FINE
@@ -173,48 +173,50 @@ async def test_a_region_that_is_unregistered_while_it_is_used(door: str, name: s
             assert (await asked).code is Code.OK
             assert made.array("f4", SIZE // 4).tolist() == [3.0] * (SIZE // 4)
             assert other.get(SIZE) == bytes(SIZE)
-            assert (await ask(served, door, "scalar", X, {"y": None})).raw() == bytes(SIZE)
+            assert (await ask(served, interface, "scalar", X, {"y": None})).raw() == bytes(SIZE)
 
 
 @EVERY
 @pytest.mark.parametrize("name", ["r", ""])
-async def test_a_region_goes_with_the_last_request_that_uses_it(door: str, name: str, made: Memory) -> None:
+async def test_a_region_goes_with_the_last_request_that_uses_it(interface: str, name: str, made: Memory) -> None:
     """As in Triton: until then it is listed, and may be used by more."""
     model = Waiting()
     async with serving_memory(made, model) as served:
-        first = asyncio.ensure_future(ask(served, door, "scalar", X, {"y": None}))
+        first = asyncio.ensure_future(ask(served, interface, "scalar", X, {"y": None}))
         await asyncio.to_thread(model.runs.wait)
         assert await unregister(served, name) == FINE
         assert await names_of(served) == ["r"]
-        second = asyncio.ensure_future(ask(served, door, "scalar", X, INTO))
+        second = asyncio.ensure_future(ask(served, interface, "scalar", X, INTO))
         await until(lambda: served.server.manager.registry.servable("scalar").queue_depth == 1)
         model.go.set()
         assert [answer.code for answer in await asyncio.gather(first, second)] == [Code.OK, Code.OK]
         await until(lambda: not served.server._regions.registered())
-        assert (await ask(served, door, "scalar", X, INTO)).text.endswith(
+        assert (await ask(served, interface, "scalar", X, INTO)).text.endswith(
             "Unable to find shared memory region: 'r'"
         )
 
 
 @EVERY
-async def test_an_object_whose_name_is_gone(door: str, made: Memory) -> None:
+async def test_an_object_whose_name_is_gone(interface: str, made: Memory) -> None:
     made.put(PAIR)
     async with serving_memory(made) as served:
         made.path.unlink()
         place = RegionSlice("r", 0, 8)
-        assert (await ask(served, door, "identity_fp32", [In("x", place, "FP32", [1, 2])])).raw() == PAIR.tobytes()
+        assert (
+            await ask(served, interface, "identity_fp32", [In("x", place, "FP32", [1, 2])])
+        ).raw() == PAIR.tobytes()
 
 
 @EVERY
-async def test_inputs_in_shared_memory_count_as_waiting_bytes(door: str, made: Memory) -> None:
+async def test_inputs_in_shared_memory_count_as_waiting_bytes(interface: str, made: Memory) -> None:
     model = Waiting()
     async with serving_memory(made, model, max_queue_bytes=SIZE) as served:
-        first = asyncio.ensure_future(ask(served, door, "scalar", [In("x", PAIR)]))
+        first = asyncio.ensure_future(ask(served, interface, "scalar", [In("x", PAIR)]))
         await asyncio.to_thread(model.runs.wait)
-        assert "max_queue_bytes" in (await ask(served, door, "scalar", X, INTO)).text
+        assert "max_queue_bytes" in (await ask(served, interface, "scalar", X, INTO)).text
         model.go.set()
         assert (await first).code is Code.OK
-        assert (await ask(served, door, "scalar", X, INTO)).code is Code.OK
+        assert (await ask(served, interface, "scalar", X, INTO)).code is Code.OK
 
 
 class Doubling(triglot.Model):
@@ -231,7 +233,7 @@ class Doubling(triglot.Model):
 
 
 @EVERY
-async def test_the_response_cache(door: str, made: Memory) -> None:
+async def test_the_response_cache(interface: str, made: Memory) -> None:
     """It knows inputs by what was in the region, and keeps outputs as they are."""
     model = Doubling()
     place = RegionSlice("r", 0, 8)
@@ -240,7 +242,7 @@ async def test_the_response_cache(door: str, made: Memory) -> None:
         for value, calls in ((1, 1), (1, 1), (5, 2), (1, 2)):
             made.put(PAIR * value)
             for wish in (OutputOptions(region=RegionSlice("r", 64, 8)), OutputOptions(1), None):
-                said = await ask(served, door, "scalar", inputs, {"y": wish})
+                said = await ask(served, interface, "scalar", inputs, {"y": wish})
                 assert model.calls == calls
                 if wish is None:
                     assert said.raw() == (PAIR * value * 2).tobytes()
@@ -268,7 +270,7 @@ class Batched(triglot.Model):
 
 
 @EVERY
-async def test_a_batch(door: str, made: Memory) -> None:
+async def test_a_batch(interface: str, made: Memory) -> None:
     model = Batched()
     half = SIZE // 2
     made.put(np.repeat(np.array([1, 2], "f4"), half // 4))
@@ -277,7 +279,7 @@ async def test_a_batch(door: str, made: Memory) -> None:
         for at in range(2):
             place = RegionSlice("r", at * half, half)
             inputs = [In("x", place, "FP32", [1, SIZE // 8])]
-            tasks.append(ask(served, door, "scalar", inputs, {"y": OutputOptions(region=place)}))
+            tasks.append(ask(served, interface, "scalar", inputs, {"y": OutputOptions(region=place)}))
         assert all(said.raw() == b"" for said in await asyncio.gather(*tasks))
     assert model.sizes == [2]
     assert made.get(SIZE) == np.repeat(np.array([2, 3], "f4"), half // 4).tobytes()

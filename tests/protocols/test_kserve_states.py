@@ -60,8 +60,8 @@ async def busy_house(model: Waiting) -> AsyncIterator[Served]:
 async def test_a_full_queue(name: str) -> None:
     model = Waiting()
     async with busy_house(model) as served:
-        door = served.door(name)
-        tasks = [asyncio.ensure_future(door.infer(REQUEST)) for _ in range(3)]
+        client = served.client(name)
+        tasks = [asyncio.ensure_future(client.infer(REQUEST)) for _ in range(3)]
         refused = asyncio.as_completed(tasks)
         for _ in range(2):
             assert await next(refused) == Answer(Code.RESOURCE_EXHAUSTED, FULL)
@@ -125,19 +125,19 @@ def make_models(folder: Path) -> None:
 async def test_versions_that_could_not_be_loaded(tmp_path: Path) -> None:
     make_models(tmp_path)
     async with serve_models([tmp_path], exit_on_load_error=False) as served:
-        for door in (served.grpc, served.rest):
+        for client in (served.grpc, served.rest):
             x = Tensor("x", "FP64", [], bytes(8))
-            assert await door.infer(Infer("broken", [x])) == Answer(
+            assert await client.infer(Infer("broken", [x])) == Answer(
                 Code.NOT_FOUND, "Request for unknown model: 'broken' has no available versions"
             )
-            assert await door.infer(Infer("broken", [x], version="1")) == Answer(
+            assert await client.infer(Infer("broken", [x], version="1")) == Answer(
                 Code.UNAVAILABLE, "Request for unknown model: 'broken' version 1 is not at ready state"
             )
-            assert await door.infer(Infer("half", [x], version="2")) == Answer(
+            assert await client.infer(Infer("half", [x], version="2")) == Answer(
                 Code.UNAVAILABLE, "Request for unknown model: 'half' version 2 is not at ready state"
             )
-            assert (await door.infer(Infer("half", [x]))).version == "1"
-            assert (await door.infer(Infer("good", [x]))).code is Code.OK
+            assert (await client.infer(Infer("half", [x]))).version == "1"
+            assert (await client.infer(Infer("good", [x]))).code is Code.OK
         await assert_readiness(served, server=False, models={"broken": False, "half": True, "good": True})
         assert (await served.rest.call("GET", "/v2/models/broken"))[0] == 404
         status, _, reply = await served.rest.call("GET", "/v2/models/half")

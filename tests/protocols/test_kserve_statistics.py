@@ -1,4 +1,4 @@
-"""ModelStatistics: whom it tells of, in which form, and what it refuses, by both doors (spec 1.3, 3.12)."""
+"""ModelStatistics: whom it tells of, in which form, and what it refuses, over gRPC and REST (spec 1.3, 3.12)."""
 
 from __future__ import annotations
 

@@ -50,9 +50,9 @@ def kinds() -> Mapping[str, Model]:
     return {"thread": Scripted(), "async": Plain(twice_later), "apart": Plain(each)}
 
 
-async def opened(door: Live, window: int = 2**20) -> Client:
+async def opened(server: Live, window: int = 2**20) -> Client:
     """Who says by himself what goes into which packet; his stream is the first one."""
-    client = Client(*await asyncio.open_connection("127.0.0.1", door.server.grpc_port))
+    client = Client(*await asyncio.open_connection("127.0.0.1", server.server.grpc_port))
     await client.greet(initial_window_size=window)
     await client.send(client.headers(1, STREAM))
     return client
@@ -74,8 +74,8 @@ async def answers_of(client: Client) -> tuple[list[pb.ModelStreamInferResponse],
 
 async def test_answers_to_what_came_together_leave_together() -> None:
     count = MAX_IN_A_ROW
-    async with live(kinds(), grpc_transport="h2") as door:
-        client = await opened(door)
+    async with live(kinds(), grpc_transport="h2") as server:
+        client = await opened(server)
         await client.send(*(data(1, message(asking("async", at)), end=False) for at in range(count)), data(1, b""))
         found, in_frames = await answers_of(client)
         await client.close()
@@ -88,14 +88,14 @@ async def test_wherever_the_bytes_are_cut_and_whoever_answers_the_order_is_kept(
     chosen = random.Random(step)
     names = chosen.choices(["async", "thread", "nobody"], k=20 if step < 100 else 300)
     sent = b"".join(data(1, message(asking(name, at, str(at))), end=False) for at, name in enumerate(names))
-    async with live(kinds(), grpc_transport="h2") as door:
-        client = await opened(door)
+    async with live(kinds(), grpc_transport="h2") as server:
+        client = await opened(server)
         for at in range(0, len(sent), step):
             await client.send(sent[at : at + step])
         await client.send(data(1, b""))
         found, _ = await answers_of(client)
         await client.close()
-        await until(lambda: door.leases() == 0)
+        await until(lambda: server.leases() == 0)
     assert [one.infer_response.id for one in found] == [str(at) for at in range(len(names))]
     for at, (name, one) in enumerate(zip(names, found, strict=True)):
         if name == "nobody":
@@ -145,8 +145,8 @@ async def test_no_request_overtakes_another_when_the_stream_begins() -> None:
         began.append(float(inputs["x"][0]))
         return {"y": inputs["x"]}
 
-    async with live({"noting": Plain(note)}) as door:
-        kserve = KServe(door.server.dataplane, "here", Telemetry())
+    async with live({"noting": Plain(note)}) as server:
+        kserve = KServe(server.server.dataplane, "here", Telemetry())
         requests = Bursts([asking("noting", at) for at in range(3)], [asking("noting", at) for at in range(3, 6)])
         sink = Collected()
         conversation = kserve.converse(requests, Call(), sink)
@@ -161,8 +161,8 @@ async def test_no_request_overtakes_another_when_the_stream_begins() -> None:
 @pytest.mark.parametrize("transport", ["h2", "aio"])
 async def test_decoupled_models_among_others_give_all_their_answers(transport: str) -> None:
     asked = [("apart", 40), ("async", 1), ("thread", 2), ("apart", 0), ("async", 3), ("apart", 100)] * 5
-    async with live(kinds(), grpc_transport=transport) as door:
-        call = door.stream_infer(
+    async with live(kinds(), grpc_transport=transport) as server:
+        call = server.stream_infer(
             sending(*(asking(name, number, f"{name} {at}") for at, (name, number) in enumerate(asked))), timeout=60
         )
         found = [one async for one in call]
@@ -188,8 +188,8 @@ async def test_requests_that_come_one_after_the_other_wait_while_no_answer_can_l
 
     noting = Plain(note_later if execution == "async" else note)
     wanted = 200
-    async with live({"noting": noting}, grpc_transport="h2", max_unread_bytes=4000) as door:
-        client = await opened(door, window=0)
+    async with live({"noting": noting}, grpc_transport="h2", max_unread_bytes=4000) as server:
+        client = await opened(server, window=0)
         for at in range(wanted):
             await client.send(data(1, message(asking("noting", at)), end=False))
             await client.is_heard()
@@ -210,8 +210,8 @@ async def test_after_an_error_that_ends_the_call_nothing_runs() -> None:
         began += 1
         return {"y": inputs["x"]}
 
-    async with live({"noting": Plain(note)}, grpc_transport="h2") as door:
-        client = await opened(door, window=0)
+    async with live({"noting": Plain(note)}, grpc_transport="h2") as server:
+        client = await opened(server, window=0)
         good, bad = message(asking("noting", 1)), message(b"not gzip", packed=1)
         for sent in (good, good, good, bad, good, good):
             await client.send(data(1, sent, end=False))
@@ -232,8 +232,8 @@ async def test_thousands_of_wrong_requests_behind_those_that_run() -> None:
         await gate.wait()
         return {"y": inputs["x"]}
 
-    async with live({"waits": Plain(wait)}, grpc_transport="h2") as door:
-        client = await opened(door)
+    async with live({"waits": Plain(wait)}, grpc_transport="h2") as server:
+        client = await opened(server)
         await client.send(*(data(1, message(asking("waits")), end=False) for _ in range(MAX_IN_A_ROW)))
         await until(lambda: running == MAX_IN_A_ROW)
         await client.send(data(1, message(b"", packed=1) * 3000, end=False))
@@ -241,7 +241,7 @@ async def test_thousands_of_wrong_requests_behind_those_that_run() -> None:
         gate.set()
         assert (await client.status(1))["grpc-status"] == str(grpc.StatusCode.INTERNAL.value[0])
         await client.close()
-        await until(lambda: door.leases() == 0)
+        await until(lambda: server.leases() == 0)
 
 
 async def test_a_model_that_never_waits_lets_others_have_their_turn() -> None:
@@ -253,30 +253,30 @@ async def test_a_model_that_never_waits_lets_others_have_their_turn() -> None:
             made += 1
             yield y(made)
 
-    async with live({"endless": Plain(endless), "async": Plain(twice_later)}, grpc_transport="h2") as door:
-        client = await opened(door)
+    async with live({"endless": Plain(endless), "async": Plain(twice_later)}, grpc_transport="h2") as server:
+        client = await opened(server)
         await client.send(data(1, message(asking("endless")), end=False))
         got = await client.next(frames.DATA)
         # Its window is full some time, and what then waits is bounded.
-        other = door.stream_infer(sending(asking("async", 4)), timeout=30)
+        other = server.stream_infer(sending(asking("async", 4)), timeout=30)
         assert [value(one) async for one in other] == [8]
         assert made <= (2**20 + len(got.payload)) / 50 + MAX_UNSENT + STREAM_BUFFER
         await client.close()
-        await until(lambda: door.leases() == 0)
+        await until(lambda: server.leases() == 0)
 
 
 @pytest.mark.parametrize("transport", ["h2", "aio"])
 async def test_compressed_requests_are_answered_in_order(transport: str) -> None:
-    async with live(kinds(), grpc_transport=transport) as door:
-        call = door.stream_infer(
+    async with live(kinds(), grpc_transport=transport) as server:
+        call = server.stream_infer(
             sending(*(asking("async", at) for at in range(100))), timeout=60, compression=grpc.Compression.Gzip
         )
         assert [value(one) async for one in call] == [2 * at for at in range(100)]
 
 
 async def test_a_request_that_cannot_be_inflated_ends_the_call_after_the_answers_before_it() -> None:
-    async with live(kinds(), grpc_transport="h2") as door:
-        client = await opened(door)
+    async with live(kinds(), grpc_transport="h2") as server:
+        client = await opened(server)
         first, second = message(asking("async", 1)), message(b"not gzip", packed=1)
         await client.send(data(1, first, end=False))
         answer = await client.next(frames.DATA)

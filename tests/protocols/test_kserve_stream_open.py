@@ -34,8 +34,8 @@ async def test_no_request_waits_for_those_of_another_model_and_unary_answers_kee
         yield y(-inputs["x"][0])
 
     busy = Scripted(open_gate=False)
-    async with live({"busy": busy, "token": Plain(token), "quick": Plain(twice)}) as door:
-        call = door.stream_infer(timeout=60)
+    async with live({"busy": busy, "token": Plain(token), "quick": Plain(twice)}) as server:
+        call = server.stream_infer(timeout=60)
         for at in range(MANY):
             await call.write(asking("busy" if at % 3 else "quick", at))
         await call.write(asking("token", 5))
@@ -48,9 +48,9 @@ async def test_no_request_waits_for_those_of_another_model_and_unary_answers_kee
 
 async def test_a_client_that_half_closes_with_hundreds_open_gets_all_answers() -> None:
     busy = Scripted(open_gate=False)
-    async with live({"busy": busy}) as door:
-        call = door.stream_infer(sending(*(asking("busy", at) for at in range(MANY))), timeout=60)
-        await until(lambda: door.leases() == MANY)
+    async with live({"busy": busy}) as server:
+        call = server.stream_infer(sending(*(asking("busy", at) for at in range(MANY))), timeout=60)
+        await until(lambda: server.leases() == MANY)
         busy.gate.set()
         assert [value(one) async for one in call] == [2 * at for at in range(MANY)]
         assert await call.code() is grpc.StatusCode.OK
@@ -68,17 +68,17 @@ async def test_a_client_that_cancels_with_hundreds_open_cancels_each() -> None:
             ended += 1
 
     busy = Scripted(open_gate=False)
-    async with live({"forever": Plain(forever), "busy": busy}) as door:
-        call = door.stream_infer(timeout=60)
+    async with live({"forever": Plain(forever), "busy": busy}) as server:
+        call = server.stream_infer(timeout=60)
         for at in range(MANY):
             await call.write(asking("busy" if at % 2 else "forever"))
         for _ in range(MANY // 2):
             await call.read()
-        await until(lambda: door.leases() == MANY)
+        await until(lambda: server.leases() == MANY)
         call.cancel()
         await until(lambda: ended == MANY // 2)
         busy.gate.set()
-        await until(lambda: door.leases() == 0)
+        await until(lambda: server.leases() == 0)
     assert len(busy.started) == 1  # Requests that were queued are not run.
 
 
@@ -106,13 +106,13 @@ async def test_one_stream_leaves_a_quarter_of_a_limit_to_others_and_none_is_refu
         await gate.wait()
         return y(inputs["x"][0])
 
-    async with live({"waits": Plain(wait), "quick": Plain(twice)}, **options) as door:
+    async with live({"waits": Plain(wait), "quick": Plain(twice)}, **options) as server:
         raw = pb.ModelInferRequest.FromString(asking("waits", 1))
         raw.raw_input_contents[0] *= size // 4 or 1
         raw.inputs[0].shape[0] = size // 4 or 1
-        call = door.stream_infer(sending(*[raw.SerializeToString()] * 3 * most), timeout=60)
+        call = server.stream_infer(sending(*[raw.SerializeToString()] * 3 * most), timeout=60)
         await until(lambda: running >= most)
-        assert [value(one) async for one in door.stream_infer(sending(asking("quick", 4)), timeout=60)] == [8]
+        assert [value(one) async for one in server.stream_infer(sending(asking("quick", 4)), timeout=60)] == [8]
         assert running == most
         gate.set()
         assert [value(one) async for one in call] == [1] * 3 * most
@@ -134,11 +134,11 @@ async def test_a_client_that_reads_nothing_bounds_what_is_kept_for_it(model: str
 
     wanted, each = (500, 1) if model == "one" else (170, 3)
     models = {"one": Plain(large), "several": Plain(several), "quick": Plain(twice)}
-    async with live(models, max_queue_size=16, max_unread_bytes=2**20) as door, door.narrow() as stream_infer:
+    async with live(models, max_queue_size=16, max_unread_bytes=2**20) as server, server.narrow() as stream_infer:
         call = stream_infer(sending(*(asking(model) for _ in range(wanted))), timeout=60)
         await until(lambda: made >= 4)  # Which is a MiB.
         for at in range(5):
-            assert [value(one) async for one in door.stream_infer(sending(asking("quick", at)))] == [2 * at]
+            assert [value(one) async for one in server.stream_infer(sending(asking("quick", at)))] == [2 * at]
         # Those in gRPC's own buffers, those kept, and those of open requests.
         assert made <= 16 + 4 + 12 * each
         read = 0

@@ -47,9 +47,9 @@ class Repeat(Model):
 @pytest.mark.parametrize("says_final", [False, True])
 @pytest.mark.parametrize("count", [0, 1, 3])
 async def test_who_says_final_needs_no_empty_answer(count: int, says_final: bool, wants_empty: bool) -> None:
-    async with live({"repeat": Repeat(says_final=says_final)}) as door:
+    async with live({"repeat": Repeat(says_final=says_final)}) as server:
         asked = asking("repeat", count, "7", **(WANTED if wants_empty else {}))
-        found = await answers(door, asked)
+        found = await answers(server, asked)
     content = [one for one in found if one.infer_response.outputs]
     assert [value(one) for one in content] == list(range(count))
     assert [parameters(one) for one in content] == [
@@ -68,9 +68,9 @@ async def test_who_says_final_needs_no_empty_answer(count: int, says_final: bool
 
 
 async def test_an_answer_after_the_final_one_is_an_error_in_band() -> None:
-    async with live({"repeat": Repeat(says_final=True, then=lambda: 1)}) as door:
-        found = await answers(door, asking("repeat", 2, "7"), asking("repeat", 1, "8", **WANTED))
-        assert door.leases() == 0
+    async with live({"repeat": Repeat(says_final=True, then=lambda: 1)}) as server:
+        found = await answers(server, asking("repeat", 2, "7"), asking("repeat", 1, "8", **WANTED))
+        assert server.leases() == 0
     for request_id, count in (("7", 2), ("8", 1)):
         own = [one for one in found if one.infer_response.id == request_id]
         assert [value(one) for one in own[:-1]] == list(range(count))
@@ -78,16 +78,16 @@ async def test_an_answer_after_the_final_one_is_an_error_in_band() -> None:
 
 
 async def test_ordinary_models_answer_with_final_even_if_they_say_something_else() -> None:
-    async with live({"plain": Plain(lambda inputs: Answer(y(5), {FINAL: False, "mine": 1.5}))}) as door:
-        (found,) = await answers(door, asking("plain", **WANTED))
+    async with live({"plain": Plain(lambda inputs: Answer(y(5), {FINAL: False, "mine": 1.5}))}) as server:
+        (found,) = await answers(server, asking("plain", **WANTED))
     assert parameters(found) == {FINAL: True, "mine": 1.5}
 
 
 async def test_an_empty_final_answer_names_the_version_that_was_asked_for() -> None:
-    async with live({"repeat": Repeat()}) as door:
+    async with live({"repeat": Repeat()}) as server:
         message = pb.ModelInferRequest.FromString(asking("repeat", 0, **WANTED))
         message.model_version = "1"
-        (end,) = await answers(door, message.SerializeToString())
+        (end,) = await answers(server, message.SerializeToString())
     assert end.infer_response.model_version == "1"
 
 
@@ -95,10 +95,10 @@ async def test_an_empty_final_answer_names_the_version_that_was_asked_for() -> N
 
 
 async def test_an_error_has_the_id_the_name_and_the_version_of_its_request_and_nothing_else() -> None:
-    async with live({"good": Scripted()}) as door:
+    async with live({"good": Scripted()}) as server:
         message = pb.ModelInferRequest.FromString(asking("good", 1, "7"))
         message.model_version = "9"
-        (found,) = await answers(door, message.SerializeToString())
+        (found,) = await answers(server, message.SerializeToString())
     assert "version 9" in found.error_message
     expected = pb.ModelInferResponse(id="7", model_name="good", model_version="9")
     assert found.infer_response == expected
@@ -108,8 +108,8 @@ async def test_a_decoupled_model_that_fails_has_said_what_it_has_said() -> None:
     def fail() -> None:
         raise FailedPrecondition("no more")
 
-    async with live({"repeat": Repeat(then=fail), "good": Scripted()}) as door:
-        found = await answers(door, asking("repeat", 2, "7", **WANTED), asking("good", 1, "8"))
+    async with live({"repeat": Repeat(then=fail), "good": Scripted()}) as server:
+        found = await answers(server, asking("repeat", 2, "7", **WANTED), asking("good", 1, "8"))
     own = [one for one in found if one.infer_response.id == "7"]
     assert [value(one) for one in own[:2]] == [0, 1]
     assert [one.error_message for one in own[2:]] == ["no more"]  # And no empty final answer.
@@ -130,9 +130,9 @@ async def test_several_long_answers_of_a_thread_end_once(fails: bool) -> None:
             if fails:
                 raise FailedPrecondition("no more")
 
-    async with live({"long": Long()}) as door:
-        found = await answers(door, asking("long", 0, **WANTED))
-        in_flight = door.server.telemetry.in_flight
+    async with live({"long": Long()}) as server:
+        found = await answers(server, asking("long", 0, **WANTED))
+        in_flight = server.server.telemetry.in_flight
     contents = [one.infer_response.raw_output_contents[0] for one in found if one.infer_response.outputs]
     assert [content[4:5] for content in contents] == [b"%d" % at for at in range(5)]
     (last,) = found[5:]
@@ -154,8 +154,8 @@ async def test_only_true_ends_the_call_with_a_status(said: str) -> None:
             await told.wait()  # grpc's client tells of a status as INTERNAL when it comes while it writes.
         yield asking("good", 2, "c")
 
-    async with live({"bad": Plain(infer), "good": Scripted()}) as door:
-        call = door.stream_infer(requests(), metadata=(("triton_grpc_error", said),), timeout=30)
+    async with live({"bad": Plain(infer), "good": Scripted()}) as server:
+        call = server.stream_infer(requests(), metadata=(("triton_grpc_error", said),), timeout=30)
         assert value(await call.read()) == 2
         if said == "true":
             with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -166,17 +166,19 @@ async def test_only_true_ends_the_call_with_a_status(said: str) -> None:
             assert (await call.read()).error_message == "not now"
             assert value(await call.read()) == 4
             assert await call.read() is grpc.aio.EOF
-        await until(lambda: door.leases() == 0)
+        await until(lambda: server.leases() == 0)
 
 
 async def test_what_no_queue_has_taken_ends_no_call() -> None:
     model = Scripted(open_gate=False)
-    async with live({"busy": model}, max_queue_size=1) as door:
-        runs = asyncio.ensure_future(answers(door, asking("busy", 1)))
+    async with live({"busy": model}, max_queue_size=1) as server:
+        runs = asyncio.ensure_future(answers(server, asking("busy", 1)))
         await model.wait_until_entered()
-        waits = asyncio.ensure_future(answers(door, asking("busy", 2)))
-        await until(lambda: door.server.manager.registry.servable("busy").queue_depth == 1)
-        call = door.stream_infer(sending(asking("busy", 3)), metadata=(("triton_grpc_error", "true"),), timeout=30)
+        waits = asyncio.ensure_future(answers(server, asking("busy", 2)))
+        await until(lambda: server.server.manager.registry.servable("busy").queue_depth == 1)
+        call = server.stream_infer(
+            sending(asking("busy", 3)), metadata=(("triton_grpc_error", "true"),), timeout=30
+        )
         text = "Exceeds maximum queue size: 1 requests are queued, the most that max_queue_size allows"
         assert (await call.read()).error_message == f"[request id: <id_unknown>] {text}"
         assert await call.read() is grpc.aio.EOF
@@ -199,15 +201,15 @@ async def test_a_status_cancels_what_still_runs() -> None:
             raise Unavailable("not now")
         yield y(0)
 
-    async with live({"forever": Plain(forever), "bad": Plain(endless)}) as door:
-        call = door.stream_infer(
+    async with live({"forever": Plain(forever), "bad": Plain(endless)}) as server:
+        call = server.stream_infer(
             sending(asking("forever"), asking("bad")), metadata=(("triton_grpc_error", "true"),), timeout=30
         )
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call.read()
         assert caught.value.details() == "not now"
         await asyncio.wait_for(cancelled.wait(), 20)
-        await until(lambda: door.leases() == 0)
+        await until(lambda: server.leases() == 0)
 
 
 async def test_a_decoupled_models_error_waits_for_nobody() -> None:
@@ -222,8 +224,8 @@ async def test_a_decoupled_models_error_waits_for_nobody() -> None:
             raise Unavailable("not now")
         yield y(0)
 
-    async with live({"slow": Plain(slow), "bad": Plain(fail), "good": Scripted()}) as door:
-        call = door.stream_infer(
+    async with live({"slow": Plain(slow), "bad": Plain(fail), "good": Scripted()}) as server:
+        call = server.stream_infer(
             sending(asking("slow", 1, "a"), asking("bad", 1, "b"), asking("good", 2, "c")), timeout=30
         )
         assert (await call.read()).error_message == "not now"
@@ -245,8 +247,8 @@ async def test_requests_run_at_the_same_time_and_their_answers_keep_the_order() 
         await gates[at].wait()
         return y(at)
 
-    async with live({"gated": Plain(infer)}) as door:
-        call = door.stream_infer(sending(*(asking("gated", at) for at in range(8))), timeout=30)
+    async with live({"gated": Plain(infer)}) as server:
+        call = server.stream_infer(sending(*(asking("gated", at) for at in range(8))), timeout=30)
         await until(lambda: len(running) == 8)
         for gate in reversed(gates):
             gate.set()
@@ -261,8 +263,8 @@ async def test_a_half_closed_call_gets_all_its_answers() -> None:
         await gate.wait()
         yield y(2)
 
-    async with live({"gated": Plain(infer)}) as door:
-        call = door.stream_infer(timeout=30)
+    async with live({"gated": Plain(infer)}) as server:
+        call = server.stream_infer(timeout=30)
         await call.write(asking("gated"))
         await call.done_writing()
         assert value(await call.read()) == 1
@@ -284,12 +286,12 @@ async def test_a_client_that_cancels_cancels_every_request() -> None:
             cancelled += 1
             raise
 
-    async with live({"forever": Plain(infer)}) as door:
-        call = door.stream_infer(sending(*(asking("forever") for _ in range(5))))
+    async with live({"forever": Plain(infer)}) as server:
+        call = server.stream_infer(sending(*(asking("forever") for _ in range(5))))
         await until(lambda: started == 5)
         call.cancel()
         await until(lambda: cancelled == 5)
-        await until(lambda: door.leases() == 0)
+        await until(lambda: server.leases() == 0)
 
 
 async def test_a_slow_reader_bounds_what_all_models_make_together() -> None:
@@ -302,14 +304,14 @@ async def test_a_slow_reader_bounds_what_all_models_make_together() -> None:
             yield {"y": np.zeros(1 << 18, np.float32)}
 
     models = 3
-    async with live({"endless": Plain(infer)}) as door, door.narrow() as stream_infer:
+    async with live({"endless": Plain(infer)}) as server, server.narrow() as stream_infer:
         call = stream_infer(sending(*(asking("endless", request_id=str(at)) for at in range(models))))
         for taken in range(1, 40):
             assert not (await call.read()).error_message
             # Each answer is a megabyte, of which gRPC itself holds some.
             assert made <= taken + MAX_UNSENT + models * (STREAM_BUFFER + 1) + 16
         call.cancel()
-        await until(lambda: door.leases() == 0)
+        await until(lambda: server.leases() == 0)
 
 
 # --- a server that ends ---
@@ -321,11 +323,11 @@ class Steps(Scripted):
 
 
 async def test_a_draining_server_goes_on_with_sequences_and_refuses_new_ones_in_band() -> None:
-    async with live({"steps": Steps(), "good": Scripted()}) as door:
-        call = door.stream_infer(timeout=30)
+    async with live({"steps": Steps(), "good": Scripted()}) as server:
+        call = server.stream_infer(timeout=30)
         await call.write(asking("steps", 1, "a", sequence_id=7, sequence_start=True))
         assert value(await call.read()) == 2
-        await door.server.drain(0)
+        await server.server.drain(0)
         await call.write(asking("steps", 2, "b", sequence_id=8, sequence_start=True))
         refused = await call.read()
         assert refused.infer_response.id == "b"
@@ -337,11 +339,11 @@ async def test_a_draining_server_goes_on_with_sequences_and_refuses_new_ones_in_
 
 
 async def test_a_server_that_has_stopped_ends_an_idle_stream_with_unavailable() -> None:
-    async with live({"good": Scripted()}) as door:
-        call = door.stream_infer(timeout=30)
+    async with live({"good": Scripted()}) as server:
+        call = server.stream_infer(timeout=30)
         await call.write(asking("good", 1))
         assert value(await call.read()) == 2
-        stopping = asyncio.ensure_future(door.server.stop())
+        stopping = asyncio.ensure_future(server.server.stop())
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call.read()
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE

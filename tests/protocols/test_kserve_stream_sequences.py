@@ -62,9 +62,9 @@ def part(value: int, sequence: int | str, number: int, of: int) -> bytes:
 async def test_a_small_answer_does_not_overtake_a_large_one() -> None:
     values = (LARGE, 1, LARGE, 3, LARGE, 0, 0, 2)
     sequences = (1, "two", 3)
-    async with live({"echo": Echo()}) as door:
+    async with live({"echo": Echo()}) as server:
         got = await answers(
-            door,
+            server,
             *(part(value, one, at, len(values)) for at, value in enumerate(values) for one in sequences),
         )
     for one in sequences:
@@ -88,16 +88,16 @@ async def test_nothing_is_kept_of_requests_that_are_over() -> None:
     def kept() -> int:
         return sum(type(one) is _DecoupledRequest for one in gc.get_objects())
 
-    async with live({"echo": Silent()}) as door:
-        call = door.stream_infer(timeout=SECONDS)
+    async with live({"echo": Silent()}) as server:
+        call = server.stream_infer(timeout=SECONDS)
         await call.write(part(0, 1, 0, len(gates)))
         for at, gate in enumerate(gates[:-1]):
             assert await asyncio.to_thread(entered.acquire, timeout=SECONDS)
             await call.write(part(at + 1, 1, at + 1, len(gates)))
-            await until(lambda: door.server.telemetry.in_flight == 2)
+            await until(lambda: server.server.telemetry.in_flight == 2)
             gate.set()
         assert await asyncio.to_thread(entered.acquire, timeout=SECONDS)
-        await until(lambda: door.server.telemetry.in_flight == 1)
+        await until(lambda: server.server.telemetry.in_flight == 1)
         await until(lambda: kept() <= 2)
         gates[-1].set()
         await call.done_writing()
@@ -106,8 +106,8 @@ async def test_nothing_is_kept_of_requests_that_are_over() -> None:
 
 async def test_sequences_do_not_wait_for_each_other() -> None:
     """The first one's only request never ends while the client waits for the second one's answers."""
-    async with live({"echo": Endless()}) as door:
-        call = door.stream_infer(sending(part(1, 1, 0, 1), part(2, 2, 0, 1)), timeout=30)
+    async with live({"echo": Endless()}) as server:
+        call = server.stream_infer(sending(part(1, 1, 0, 1), part(2, 2, 0, 1)), timeout=30)
         seen = set()
         async for answer in call:
             seen.add(answer.infer_response.id)

@@ -119,8 +119,8 @@ class Counting(Model):
             yield {"y": np.array([number], np.float32)}
 
 
-async def infer(door: Live, data: bytes) -> pb.ModelInferResponse:
-    return pb.ModelInferResponse.FromString(await door.infer(data))
+async def infer(server: Live, data: bytes) -> pb.ModelInferResponse:
+    return pb.ModelInferResponse.FromString(await server.infer(data))
 
 
 def typed(reply: pb.ModelInferResponse) -> list[float] | None:
@@ -134,11 +134,11 @@ def typed(reply: pb.ModelInferResponse) -> list[float] | None:
 async def test_the_servers_option_and_the_requests_parameter(option: bool) -> None:
     models = {"plain": Plain(lambda inputs: {"y": inputs["x"]}), "counting": Counting()}
     expected = {None: option, True: True, False: False}
-    async with live(models, typed_contents=option) as door:
+    async with live(models, typed_contents=option) as server:
         for said, is_typed in expected.items():
             given: dict[str, Any] = {} if said is None else {"typed_contents": said}
-            assert typed(await infer(door, asking("plain", 3, "7", **given))) == ([3.0] if is_typed else None)
-            streamed = await answers(door, asking("plain", 3, "7", **given), asking("counting", 2, **given))
+            assert typed(await infer(server, asking("plain", 3, "7", **given))) == ([3.0] if is_typed else None)
+            streamed = await answers(server, asking("plain", 3, "7", **given), asking("counting", 2, **given))
             found = [typed(answer.infer_response) for answer in streamed]
             assert sorted(found, key=str) == sorted([[3.0], [0.0], [1.0]] if is_typed else [None] * 3, key=str)
             finals = [answer for answer in streamed if answer.infer_response.model_name == "plain"]
@@ -146,9 +146,9 @@ async def test_the_servers_option_and_the_requests_parameter(option: bool) -> No
 
 
 async def test_the_parameter_is_a_truth_value() -> None:
-    async with live({"plain": Plain(lambda inputs: {"y": inputs["x"]})}) as door:
+    async with live({"plain": Plain(lambda inputs: {"y": inputs["x"]})}) as server:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await door.infer(asking("plain", 3, typed_contents=1))
+            await server.infer(asking("plain", 3, typed_contents=1))
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert "parameter 'typed_contents': expected bool_param" in str(caught.value.details())
-        assert typed(await infer(door, asking("plain", 3))) is None
+        assert typed(await infer(server, asking("plain", 3))) is None

@@ -73,9 +73,9 @@ async def get(served: Served, path: str, verb: str = "GET", body: Any = None) ->
 
 
 @SERVES
-@pytest.mark.parametrize("door", ["grpc", "rest"])
-async def test_infer_by_name(served: Served, door: str, model: str, version: str, number: int) -> None:
-    answer = await served.door(door).infer(Infer(model, [X], version=version))
+@pytest.mark.parametrize("interface", ["grpc", "rest"])
+async def test_infer_by_name(served: Served, interface: str, model: str, version: str, number: int) -> None:
+    answer = await served.client(interface).infer(Infer(model, [X], version=version))
     assert (answer.code, answer.version) == (Code.OK, str(number))
     assert answer.outputs[0].raw == struct.pack("<f", number)
 
@@ -129,8 +129,8 @@ async def test_metadata_lists_names_beside_numbers(served: Served) -> None:
 
 @pytest.mark.parametrize(("version", "text"), MISSING.items())
 async def test_missing_name_says_which_there_are(served: Served, version: str, text: str) -> None:
-    for door in ("grpc", "rest"):
-        answer = await served.door(door).infer(Infer("named", [X], version=version))
+    for interface in ("grpc", "rest"):
+        answer = await served.client(interface).infer(Infer("named", [X], version=version))
         assert (answer.code, answer.text) == (Code.NOT_FOUND, text)
     for part in ("", "/ready", "/config", "/stats"):
         assert await get(served, f"/v2/models/named/versions/{version}{part}") == (404, {"error": text})

@@ -41,10 +41,10 @@ def lies_in(piece: Any, memory: Any) -> bool:
     return np.shares_memory(np.frombuffer(piece, np.uint8), np.frombuffer(memory, np.uint8))
 
 
-async def answer(door: Live, http: HttpRequest) -> HttpResponse:
+async def answer(server: Live, http: HttpRequest) -> HttpResponse:
     """What the row makes of a request, with a real model behind it."""
-    dataplane = door.server.dataplane
-    routes = kserve_routes(KServe(dataplane, "name", door.server.telemetry))
+    dataplane = server.server.dataplane
+    routes = kserve_routes(KServe(dataplane, "name", server.server.telemetry))
     route = next(route for route in routes if route.path == "/v2/models/{model}/infer")
     assert route.inference is not None
     decoded = route.decode(http)
@@ -59,8 +59,8 @@ async def answer(door: Live, http: HttpRequest) -> HttpResponse:
 
 async def test_what_a_model_returns_of_its_input_leaves_from_the_requests_body() -> None:
     http = binary_request(np.arange(COUNT, dtype=np.float32))
-    async with live({"m": Plain(lambda inputs: {"y": inputs["x"]})}) as door:
-        response = await answer(door, http)
+    async with live({"m": Plain(lambda inputs: {"y": inputs["x"]})}) as server:
+        response = await answer(server, http)
     large = [piece for piece in pieces_of(response) if len(piece) == 4 * COUNT]
     assert len(large) == 1
     assert lies_in(large[0], http.body)
@@ -75,8 +75,8 @@ async def test_what_a_model_makes_leaves_from_where_it_was_made() -> None:
         return {"y": made}
 
     values = np.arange(COUNT, dtype=np.float32)
-    async with live({"m": Plain(make)}) as door:
-        response = await answer(door, binary_request(values))
+    async with live({"m": Plain(make)}) as server:
+        response = await answer(server, binary_request(values))
     large = [piece for piece in pieces_of(response) if len(piece) == 4 * COUNT]
     assert [np.frombuffer(piece, np.uint8).ctypes.data for piece in large] == places
     np.testing.assert_array_equal(np.frombuffer(large[0], np.float32), values * 2)
@@ -90,9 +90,9 @@ async def test_what_a_model_keeps_is_copied_before_it_writes_there_again() -> No
         return {"y": kept}
 
     ones, twos = np.full(COUNT, 1, np.float32), np.full(COUNT, 2, np.float32)
-    async with live({"m": Plain(rewrite)}) as door:
-        first = await answer(door, binary_request(ones))
-        await answer(door, binary_request(twos))
+    async with live({"m": Plain(rewrite)}) as server:
+        first = await answer(server, binary_request(ones))
+        await answer(server, binary_request(twos))
     assert bytes(first.body).endswith(ones.tobytes())
 
 

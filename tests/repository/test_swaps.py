@@ -1,4 +1,4 @@
-"""Versions are swapped under clients who call all the time, at the doors of a real server: none sees an error."""
+"""Versions are swapped under clients who call all the time, in every protocol: none sees an error."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def test_what_is_held_is_never_more_than_the_limits_say(steps: list[Any], limits
     assert sum(one.value for gate in gates for one in gate.readings() if one.counter) == refused
 
 
-def by_a_door(size: int, deadline: float | None = None) -> Call:
+def received_call(size: int, deadline: float | None = None) -> Call:
     call = Call(deadline)
     call.size = size
     return call
@@ -67,7 +67,7 @@ def held(admission: Admission) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("on_loop", [False, True])
-async def test_what_came_by_no_door_is_not_counted(on_loop: bool) -> None:
+async def test_calls_without_a_client_are_not_counted(on_loop: bool) -> None:
     def infer(inputs: Inputs) -> Any:
         return dict(inputs)
 
@@ -81,9 +81,9 @@ async def test_what_came_by_no_door_is_not_counted(on_loop: bool) -> None:
     await direct_infer(one, number(1), Call())
     assert [len(answer) async for answer in direct_stream(one, number(1), Call())] == [1]
     with pytest.raises(QueueFull):
-        await direct_infer(one, number(1), by_a_door(1))
+        await direct_infer(one, number(1), received_call(1))
     with pytest.raises(QueueFull):
-        await anext(direct_stream(one, number(1), by_a_door(1)))
+        await anext(direct_stream(one, number(1), received_call(1)))
     assert held(admission) == (1, 0)
     await one.close()
 
@@ -93,12 +93,12 @@ async def test_a_request_is_held_until_its_call_has_ended() -> None:
     one = servable(model)
     admission = Admission(Limits())
     one.bound(admission)
-    running = asyncio.ensure_future(direct_infer(one, number(0), by_a_door(10)))
+    running = asyncio.ensure_future(direct_infer(one, number(0), received_call(10)))
     await model.wait_until_entered()
-    late = by_a_door(20, time.monotonic() + 1)
+    late = received_call(20, time.monotonic() + 1)
     waiting = [
         asyncio.ensure_future(direct_infer(one, number(1), late)),
-        asyncio.ensure_future(direct_infer(one, number(2), by_a_door(30))),
+        asyncio.ensure_future(direct_infer(one, number(2), received_call(30))),
     ]
     await asyncio.sleep(0)
     assert held(admission) == (3, 60)
@@ -119,7 +119,7 @@ async def test_a_stream_is_held_until_it_is_closed() -> None:
     one = servable(Counting())
     admission = Admission(Limits())
     one.bound(admission)
-    stream = direct_stream(one, number(0), by_a_door(10))
+    stream = direct_stream(one, number(0), received_call(10))
     await anext(stream)
     assert held(admission) == (1, 10)
     await stream.aclose()

@@ -79,7 +79,7 @@ def test_the_built_in_names_and_their_forms(clock: Clock) -> None:
             assert data == [[at, 0.0] for at in range(174)]
 
 
-def test_a_second_of_calls_at_every_door(clock: Clock) -> None:
+def test_a_second_of_calls_by_every_interface(clock: Clock) -> None:
     clock.tick()
     record(clock.endpoint("kserve"), 0.010)
     record(clock.endpoint("tfserving"), 0.020, Code.NOT_FOUND)

@@ -126,7 +126,7 @@ def grps(model: str, x: Any) -> bytes:
     return message.SerializeToString()
 
 
-DOORS: dict[str, tuple[str, Callable[..., bytes]]] = {
+PROTOCOLS: dict[str, tuple[str, Callable[..., bytes]]] = {
     "kserve": ("/inference.GRPCInferenceService/ModelInfer", kserve),
     "tfserving": ("/tensorflow.serving.PredictionService/Predict", tfserving),
     "grps": ("/grps.protos.v1.GrpsService/Predict", grps),
@@ -153,13 +153,13 @@ class Client:
         self.channel = channel
         self.suffix = suffix
 
-    def call(self, door: str, model: str, x: Any, *outputs: str, timeout: float | None = SECONDS) -> Any:
-        path, encode = DOORS[door]
+    def call(self, protocol: str, model: str, x: Any, *outputs: str, timeout: float | None = SECONDS) -> Any:
+        path, encode = PROTOCOLS[protocol]
         return self.channel.unary_unary(path)(encode(model, x, *outputs) + self.suffix, timeout=timeout)
 
-    async def ask(self, door: str, model: str, x: Any, *outputs: str) -> Any:
+    async def ask(self, protocol: str, model: str, x: Any, *outputs: str) -> Any:
         """How the call ends."""
-        return nameless(await seen(self.call(door, model, x, *outputs)))
+        return nameless(await seen(self.call(protocol, model, x, *outputs)))
 
     def counted(self) -> dict[Any, Any]:
         """All that is counted, but for times and what the requests take."""
@@ -242,16 +242,16 @@ class Held(triglot.Model):
 
 
 @asynccontextmanager
-async def holding(transport: str, door: str, **options: Any) -> AsyncIterator[tuple[Client, Held, Any]]:
+async def holding(transport: str, protocol: str, **options: Any) -> AsyncIterator[tuple[Client, Held, Any]]:
     """A call of a known layout, while its model runs."""
     model = Held()
     async with served(transport, {"held": model}, **options) as client:
         try:
             for _ in range(3):
-                assert (await client.ask(door, "held", array(0))).code == "OK"
+                assert (await client.ask(protocol, "held", array(0))).code == "OK"
             model.begun.clear()
             model.gate.clear()
-            call = client.call(door, "held", array(0))
+            call = client.call(protocol, "held", array(0))
             await model.begun.wait()
             yield client, model, call
         finally:

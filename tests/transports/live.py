@@ -27,7 +27,7 @@ def streaming(channel: grpc.aio.Channel) -> Any:
 
 
 class Live:
-    """The server and a client for each door."""
+    """The server and a client for each protocol."""
 
     def __init__(
         self,

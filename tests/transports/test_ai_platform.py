@@ -40,10 +40,10 @@ class Failing(Next):
         raise ValueError("a secret")
 
 
-async def predict(door: Live, model: str, body: object) -> tuple[int, Any]:
+async def predict(server: Live, model: str, body: object) -> tuple[int, Any]:
     data = body if isinstance(body, bytes) else json.dumps(body)
-    url = f"{door.url.removesuffix('/v2')}/v1/projects/p/models/{model}:predict"
-    async with door.session.post(url, data=data) as answer:
+    url = f"{server.url.removesuffix('/v2')}/v1/projects/p/models/{model}:predict"
+    async with server.session.post(url, data=data) as answer:
         return answer.status, json.loads(await answer.read())
 
 
@@ -51,22 +51,22 @@ async def predict(door: Live, model: str, body: object) -> tuple[int, Any]:
     ("option", "named"), [("", []), ("n", ["n"]), ("other, n", ["n"]), ("*", ["m", "n"]), ("other", [])]
 )
 async def test_one_output_is_bare_values_unless_an_option_says_so(option: str, named: list[str]) -> None:
-    async with live({"m": Next(), "n": Next(), "both": Both()}, named_predictions=option) as door:
+    async with live({"m": Next(), "n": Next(), "both": Both()}, named_predictions=option) as server:
         objects = {"predictions": [{"label": 5}, {"label": 4}, {"label": 3}]}
         for model in ("m", "n"):
-            assert await predict(door, model, BODY) == (200, objects if model in named else NUMBERS)
+            assert await predict(server, model, BODY) == (200, objects if model in named else NUMBERS)
         two = {"predictions": [{"label": 5, "score": 4}, {"label": 4, "score": 3}, {"label": 3, "score": 2}]}
-        assert await predict(door, "both", BODY) == (200, two)
+        assert await predict(server, "both", BODY) == (200, two)
 
 
 @pytest.mark.parametrize("signature", ["", '"signature_name": "serving_default", '])
 @pytest.mark.parametrize("space", ["", " "])
 async def test_rows_by_name_are_answered_by_name(signature: str, space: str) -> None:
     """By both parsers: the second one reads what has keys twice."""
-    async with live({"m": Next()}) as door:
+    async with live({"m": Next()}) as server:
         for rows in ('[{"x": [4]}, {"x": [3]}]', '[{"x": [4], "x": [4]}, {"x": [3]}]'):
             body = f'{{{signature}"instances":{space}{rows}}}'.encode()
-            assert await predict(door, "m", body) == (200, {"predictions": [{"label": 5}, {"label": 4}]})
+            assert await predict(server, "m", body) == (200, {"predictions": [{"label": 5}, {"label": 4}]})
 
 
 DATA = json.dumps(BODY)
@@ -87,8 +87,8 @@ CODED = base64.b64encode(DATA.encode()).decode()
     ],
 )
 async def test_a_request_in_an_http_body(body: object) -> None:
-    async with live({"m": Next()}) as door:
-        assert await predict(door, "m", body) == (200, NUMBERS)
+    async with live({"m": Next()}) as server:
+        assert await predict(server, "m", body) == (200, NUMBERS)
 
 
 @pytest.mark.parametrize(
@@ -109,11 +109,11 @@ async def test_a_request_in_an_http_body(body: object) -> None:
     ],
 )
 async def test_an_http_body_that_is_wrong(body: object, text: str) -> None:
-    async with live({"m": Next()}) as door:
-        status, answer = await predict(door, "m", body)
+    async with live({"m": Next()}) as server:
+        status, answer = await predict(server, "m", body)
         assert status == 400
         assert answer["error"].startswith(f"Invalid inputs: {text}")
-        assert await predict(door, "m", BODY) == (200, NUMBERS)
+        assert await predict(server, "m", BODY) == (200, NUMBERS)
 
 
 @pytest.mark.parametrize(
@@ -121,9 +121,9 @@ async def test_an_http_body_that_is_wrong(body: object, text: str) -> None:
 )
 async def test_instances_are_asked_for_where_there_are_none(body: dict[str, Any]) -> None:
     got = ", got 'inputs'" if "inputs" in body else ""
-    async with live({"m": Next()}) as door:
+    async with live({"m": Next()}) as server:
         text = f"Invalid inputs: Missing 'instances' key{got} (Error code: 1)"
-        assert await predict(door, "m", body) == (400, {"error": text})
+        assert await predict(server, "m", body) == (400, {"error": text})
 
 
 class Dividing(Next):
@@ -147,13 +147,13 @@ class Dividing(Next):
     ],
 )
 async def test_a_models_own_text_is_bare(error: triglot.ServingError, status: int) -> None:
-    async with live({"m": Dividing(error)}) as door:
-        assert await predict(door, "m", BODY) == (status, {"error": "Divide by zero"})
+    async with live({"m": Dividing(error)}) as server:
+        assert await predict(server, "m", BODY) == (status, {"error": "Divide by zero"})
 
 
 async def test_what_fails_in_other_models_stays_hidden(caplog: pytest.LogCaptureFixture) -> None:
-    async with live({"m": Failing()}) as door:
-        status, answer = await predict(door, "m", BODY)
+    async with live({"m": Failing()}) as server:
+        status, answer = await predict(server, "m", BODY)
     assert status == 500
     assert answer["error"].startswith("m version 1 failed, error ")
     assert "secret" not in answer["error"]

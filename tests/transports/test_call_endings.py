@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from call_ends import seen
 from layout_calls import (
-    DOORS,
+    PROTOCOLS,
     STREAM,
     Arrays,
     Client,
@@ -33,10 +33,10 @@ from waiting import ever_later, until
 
 
 @pytest.mark.parametrize("transport", GRPC_TRANSPORTS)
-@pytest.mark.parametrize("door", DOORS)
-async def test_a_client_leaves(transport: str, door: str) -> None:
-    async with holding(transport, door) as (client, model, call):
-        running, waiting = model.calls[-1], client.call(door, "held", array(0))
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_a_client_leaves(transport: str, protocol: str) -> None:
+    async with holding(transport, protocol) as (client, model, call):
+        running, waiting = model.calls[-1], client.call(protocol, "held", array(0))
         await until(lambda: client.served.server.dataplane.queue_depth() == 1)
         waiting.cancel()
         await until(lambda: client.served.server.dataplane.queue_depth() == 0)
@@ -45,7 +45,7 @@ async def test_a_client_leaves(transport: str, door: str) -> None:
         await until(lambda: running.cancelled)
         await client.served.is_idle()
         model.gate.set()
-        assert (await client.ask(door, "held", array(0))).code == "OK"
+        assert (await client.ask(protocol, "held", array(0))).code == "OK"
         assert len(model.calls) == 5
         statistics = client.served.server.dataplane.servable(EVERYTHING, "held").statistics
         assert (statistics.success.count, statistics.failures["CANCELED"]) == (4, 2)
@@ -106,23 +106,23 @@ class GivesUp(triglot.Model):
 @pytest.mark.parametrize("transport", GRPC_TRANSPORTS)
 async def test_a_model_sees_the_deadline_first(transport: str) -> None:
     async with served(transport, {"gives_up": GivesUp()}, default_timeout=0.5) as client:
-        for door in DOORS:
+        for protocol in PROTOCOLS:
             for value in (0, 0, 0, 1):
-                end = await seen(client.call(door, "gives_up", array(value), timeout=None))
-            assert "default_timeout of 0.5 seconds passed" in repr(end), (door, end)
+                end = await seen(client.call(protocol, "gives_up", array(value), timeout=None))
+            assert "default_timeout of 0.5 seconds passed" in repr(end), (protocol, end)
 
 
 async def test_what_is_too_much_is_refused() -> None:
     async def calls(client: Client) -> list[Any]:
         model: Any = client.served.server.dataplane.servable(EVERYTHING, "held").model
-        found = [await client.ask(door, "held", array(0)) for door in DOORS for _ in range(2)]
+        found = [await client.ask(protocol, "held", array(0)) for protocol in PROTOCOLS for _ in range(2)]
         model.begun.clear()
         model.gate.clear()
         running = client.call("kserve", "held", array(0))
         await model.begun.wait()
         waiting = client.call("kserve", "held", array(0))
         await until(lambda: client.served.server.dataplane.queue_depth() == 1)
-        found += [await client.ask(door, "held", array(0)) for door in DOORS for _ in range(2)]
+        found += [await client.ask(protocol, "held", array(0)) for protocol in PROTOCOLS for _ in range(2)]
         model.gate.set()
         return [*found, await seen(running), await seen(waiting)]
 

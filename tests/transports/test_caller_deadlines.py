@@ -1,4 +1,4 @@
-"""The caller's deadline and disconnect reach the queue and the running model, by both doors."""
+"""The caller's deadline and disconnect reach the queue and the running model, over gRPC and REST."""
 
 from __future__ import annotations
 
@@ -17,98 +17,98 @@ from waiting import ever_later, until
 VALUE = struct.Struct("<f")
 
 
-async def grpc_call(door: Live, value: float) -> float:
-    reply: bytes = await door.infer(request("scripted", VALUE.pack(value)))
+async def grpc_call(server: Live, value: float) -> float:
+    reply: bytes = await server.infer(request("scripted", VALUE.pack(value)))
     return float(VALUE.unpack(reply[-4:])[0])
 
 
-async def rest_call(door: Live, value: float) -> float:
+async def rest_call(server: Live, value: float) -> float:
     body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [value]}]}
-    async with door.session.post(f"{door.url}/models/scripted/infer", json=body) as response:
+    async with server.session.post(f"{server.url}/models/scripted/infer", json=body) as response:
         answer = await response.json()
         return float(answer["outputs"][0]["data"][0])
 
 
-DOORS = pytest.mark.parametrize("call", [grpc_call, rest_call])
+BOTH_PROTOCOLS = pytest.mark.parametrize("call", [grpc_call, rest_call])
 CallFunction = Callable[[Live, float], Awaitable[float]]
 
 
-def waiting(door: Live) -> int:
+def waiting(server: Live) -> int:
     """Calls beyond the one that runs."""
-    return door.leases() - 1
+    return server.leases() - 1
 
 
-@DOORS
+@BOTH_PROTOCOLS
 async def test_a_caller_that_leaves_the_queue_is_never_run(call: CallFunction) -> None:
     model = Scripted(open_gate=False)
-    async with live({"scripted": model}) as door:
-        running = asyncio.ensure_future(call(door, 0))
+    async with live({"scripted": model}) as server:
+        running = asyncio.ensure_future(call(server, 0))
         await model.wait_until_entered()
-        leaving = asyncio.ensure_future(call(door, 1))
-        await until(lambda: waiting(door) == 1)
+        leaving = asyncio.ensure_future(call(server, 1))
+        await until(lambda: waiting(server) == 1)
         leaving.cancel()
-        await until(lambda: waiting(door) == 0)
+        await until(lambda: waiting(server) == 0)
         model.gate.set()
         assert await running == 0
-        assert await call(door, 2) == 4
+        assert await call(server, 2) == 4
         assert model.started == [0, 2]
-        await until(lambda: door.leases() == 0)
+        await until(lambda: server.leases() == 0)
 
 
-@DOORS
+@BOTH_PROTOCOLS
 async def test_a_running_model_sees_that_its_caller_left(call: CallFunction) -> None:
     model = Scripted(open_gate=False)
-    async with live({"scripted": model}) as door:
-        leaving = asyncio.ensure_future(call(door, 1))
+    async with live({"scripted": model}) as server:
+        leaving = asyncio.ensure_future(call(server, 1))
         await model.wait_until_entered()
         leaving.cancel()
         await until(lambda: model.calls[0].cancelled)
         model.gate.set()
-        assert await call(door, 2) == 4
+        assert await call(server, 2) == 4
 
 
 async def test_a_deadline_reaches_the_queue_and_the_model() -> None:
     model = Scripted(open_gate=False)
-    async with live({"scripted": model}) as door:
-        running = asyncio.ensure_future(door.infer(request("scripted", VALUE.pack(0)), timeout=30))
+    async with live({"scripted": model}) as server:
+        running = asyncio.ensure_future(server.infer(request("scripted", VALUE.pack(0)), timeout=30))
         await model.wait_until_entered()
         assert 0 < (model.calls[0].remaining or 0) <= 31
         for later in ever_later(0.05):
-            late = asyncio.ensure_future(door.infer(request("scripted", VALUE.pack(1)), timeout=later))
-            await until(lambda: waiting(door) == 1 or late.done())  # noqa: B023 - it is not called later
-            waited = waiting(door) == 1
+            late = asyncio.ensure_future(server.infer(request("scripted", VALUE.pack(1)), timeout=later))
+            await until(lambda: waiting(server) == 1 or late.done())  # noqa: B023 - it is not called later
+            waited = waiting(server) == 1
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await late
             assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            await until(lambda: waiting(door) == 0)
+            await until(lambda: waiting(server) == 0)
             if waited:
                 break
         model.gate.set()
         await running
-        assert await grpc_call(door, 2) == 4
+        assert await grpc_call(server, 2) == 4
         assert model.started == [0, 2]
 
 
 async def test_a_full_queue_tells_when_to_come_again() -> None:
     model = Scripted(open_gate=False)
-    async with live({"scripted": model}, max_queue_size=1) as door:
-        calls = [asyncio.ensure_future(grpc_call(door, 0))]
+    async with live({"scripted": model}, max_queue_size=1) as server:
+        calls = [asyncio.ensure_future(grpc_call(server, 0))]
         await model.wait_until_entered()
-        calls.append(asyncio.ensure_future(grpc_call(door, 1)))
-        await until(lambda: waiting(door) == 1)
+        calls.append(asyncio.ensure_future(grpc_call(server, 1)))
+        await until(lambda: waiting(server) == 1)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await door.infer(request("scripted", VALUE.pack(2), request_id="r1"))
+            await server.infer(request("scripted", VALUE.pack(2), request_id="r1"))
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert str(caught.value.details()).startswith("[request id: r1] Exceeds maximum queue size")
         assert ("grpc-retry-pushback-ms", "1000") in list(caught.value.trailing_metadata() or ())
         body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [3]}]}
-        async with door.session.post(f"{door.url}/models/scripted/infer", json=body) as response:
+        async with server.session.post(f"{server.url}/models/scripted/infer", json=body) as response:
             assert response.status == 429
             assert response.headers["Retry-After"] == "1"
             assert "Exceeds maximum queue size" in (await response.json())["error"]
         # Questions are answered while every instance is busy and the queue is full.
-        async with door.session.get(f"{door.url}/health/ready") as response:
+        async with server.session.get(f"{server.url}/health/ready") as response:
             assert response.status == 200
         model.gate.set()
         assert await asyncio.gather(*calls) == [0, 2]
-        assert await rest_call(door, 3) == 6
+        assert await rest_call(server, 3) == 6

@@ -16,9 +16,9 @@ from h2_peers import Client as Peer
 from h2_peers import data, message
 from layout_calls import (
     COLUMNS,
-    DOORS,
     KINDS,
     MODELS,
+    PROTOCOLS,
     STREAM,
     Arrays,
     Batched,
@@ -39,30 +39,30 @@ from triglot.transports.http2.core import frames
 from waiting import until
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("model", MODELS)
-async def test_whatever_the_model_does_is_told_and_counted_alike(model: str, door: str) -> None:
+async def test_whatever_the_model_does_is_told_and_counted_alike(model: str, protocol: str) -> None:
     async def calls(client: Client) -> list[Any]:
-        return [await client.ask(door, model, array(kind)) for kind in KINDS]
+        return [await client.ask(protocol, model, array(kind)) for kind in KINDS]
 
     await alike(lambda: {model: MODELS[model]()}, calls)
 
 
-@pytest.mark.parametrize("door", ["kserve", "tfserving"])
-async def test_the_outputs_that_are_asked_for(door: str) -> None:
+@pytest.mark.parametrize("protocol", ["kserve", "tfserving"])
+async def test_the_outputs_that_are_asked_for(protocol: str) -> None:
     async def calls(client: Client) -> list[Any]:
         wanted = [("y",), ("z",), ("z", "y"), (), ("nothing",), ("y", "y")]
-        return [await client.ask(door, "mixed", array(0, 2), *names) for names in wanted for _ in range(3)]
+        return [await client.ask(protocol, "mixed", array(0, 2), *names) for names in wanted for _ in range(3)]
 
     await alike(lambda: {"mixed": Mixed()}, calls)
 
 
-@pytest.mark.parametrize("door", DOORS)
-async def test_what_is_wrong_with_a_request_is_told_each_time(door: str) -> None:
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_what_is_wrong_with_a_request_is_told_each_time(protocol: str) -> None:
     async def calls(client: Client) -> list[Any]:
         wrong = [np.zeros((1, COLUMNS + 1), np.float32), np.zeros((5, COLUMNS), np.float32)]
         asked = [("batched", one) for one in wrong] + [("nobody", array(0))]
-        return [await client.ask(door, model, x) for model, x in asked for _ in range(3)]
+        return [await client.ask(protocol, model, x) for model, x in asked for _ in range(3)]
 
     await alike(lambda: {"batched": Batched()}, calls)
 
@@ -71,11 +71,11 @@ async def test_a_version_comes_and_goes() -> None:
     async def calls(client: Client) -> list[Any]:
         manager, found = client.served.server.manager, []
         for _ in range(3):
-            found += [await client.ask(door, "mixed", array(0)) for door in DOORS for _ in range(3)]
+            found += [await client.ask(protocol, "mixed", array(0)) for protocol in PROTOCOLS for _ in range(3)]
             manager.unload_model("mixed")
-            found += [await client.ask(door, "mixed", array(0)) for door in DOORS]
+            found += [await client.ask(protocol, "mixed", array(0)) for protocol in PROTOCOLS]
             await until(lambda: not client.served.server.dataplane.loaded())
-            found += [await client.ask(door, "mixed", array(0)) for door in DOORS]
+            found += [await client.ask(protocol, "mixed", array(0)) for protocol in PROTOCOLS]
             await manager.load_model("mixed")
         return found
 
@@ -130,9 +130,9 @@ class Large(triglot.Model):
 
 
 @pytest.mark.parametrize("reused", [True, False])
-@pytest.mark.parametrize("door", DOORS)
-async def test_a_large_answer_is_not_what_the_model_writes_while_it_waits(door: str, reused: bool) -> None:
-    path, encode = DOORS[door]
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_a_large_answer_is_not_what_the_model_writes_while_it_waits(protocol: str, reused: bool) -> None:
+    path, encode = PROTOCOLS[protocol]
     model = Large(reused=reused)
     async with served("h2", {"large": model}) as here:
         client = Peer(*await asyncio.open_connection("127.0.0.1", here.served.server.grpc_port))

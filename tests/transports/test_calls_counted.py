@@ -112,7 +112,7 @@ async def test_callers_who_leave(server: Server) -> None:
         kserve("waits", 1, "CANCELLED"): 1,
         kserve_rest("waits", 1, "CANCELLED"): 1,
     }
-    # One was at work, the other waited: which one, the doors decide.
+    # One was at work, the other waited: which one, the transports decide.
     executed = [one for one in stats.values() if one.compute is not None]
     assert len(executed) == 1
     assert executed[0].compute is not None
@@ -145,7 +145,7 @@ async def test_a_rest_call_that_takes_too_long() -> None:
         assert await server.counted() == {kserve_rest("waits", 1, "DEADLINE_EXCEEDED"): 1}
 
 
-async def test_what_is_refused_at_the_door() -> None:
+async def test_refused_calls_are_counted_with_their_method() -> None:
     async with serving(max_connections=1) as server:
         first = asyncio.create_task(server.post("/v2/models/waits/infer", BODY))
         await server.until_started()
@@ -256,15 +256,15 @@ async def test_tensorflow_serving_grpc(server: Server) -> None:
     predict.model_spec.version.value = 7
     await ask("Predict", predict)
     stats = await server.settled()
-    door = "tfserving", "GRPC"
+    protocol = "tfserving", "GRPC"
     assert {key: one.latency.count for key, one in stats.items()} == {
-        (*door, "MultiInference", "half", 1, "OK"): 1,
-        (*door, "Classify", "half", 1, "OK"): 1,
-        (*door, "Classify", "half", 1, "INVALID_ARGUMENT"): 1,
-        (*door, "Predict", "half", 1, "INVALID_ARGUMENT"): 1,
-        (*door, "Predict", "half", 0, "NOT_FOUND"): 1,
+        (*protocol, "MultiInference", "half", 1, "OK"): 1,
+        (*protocol, "Classify", "half", 1, "OK"): 1,
+        (*protocol, "Classify", "half", 1, "INVALID_ARGUMENT"): 1,
+        (*protocol, "Predict", "half", 1, "INVALID_ARGUMENT"): 1,
+        (*protocol, "Predict", "half", 0, "NOT_FOUND"): 1,
     }
-    both = stats[*door, "MultiInference", "half", 1, "OK"]
+    both = stats[*protocol, "MultiInference", "half", 1, "OK"]
     assert both.batches == {1: 1}
     assert both.compute is not None
     assert 0 < both.compute.sum < both.latency.sum

@@ -1,4 +1,4 @@
-"""Compressed answers: what a header asks for, and what comes through the door (spec 3.4)."""
+"""Compressed answers: what a header asks for, and what comes back (spec 3.4)."""
 
 from __future__ import annotations
 
@@ -82,13 +82,13 @@ def doubled(inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def door() -> AsyncIterator[Live]:
+async def server() -> AsyncIterator[Live]:
     async with live({"doubled": Plain(doubled)}) as opened:
         yield opened
 
 
 async def infer(
-    door: Live,
+    server: Live,
     values: Any,
     accept: str | list[str] | None,
     *,
@@ -101,7 +101,7 @@ async def infer(
     text = json.dumps({"parameters": {"binary_data_output": binary}, "inputs": [tensor]}).encode()
     headers = [(LENGTH, str(len(text)))]
     headers += [("Accept-Encoding", one) for one in ([accept] if isinstance(accept, str) else accept or [])]
-    url = f"http://127.0.0.1:{door.server.rest_port}/{path}"
+    url = f"http://127.0.0.1:{server.server.rest_port}/{path}"
     async with (
         aiohttp.ClientSession(auto_decompress=False, skip_auto_headers=["Accept-Encoding"]) as session,
         session.post(url, data=text + raw.tobytes(), headers=headers) as response,
@@ -111,11 +111,11 @@ async def infer(
 
 @pytest.mark.parametrize("binary", [True, False])
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
-async def test_an_answer_comes_as_it_is_asked_for(door: Live, coding: str, binary: bool) -> None:
+async def test_an_answer_comes_as_it_is_asked_for(server: Live, coding: str, binary: bool) -> None:
     # Random numbers: who asks gets it, whether it is worth it or not.
     values = np.random.default_rng(1).random(LARGE, np.float32)
-    plain_status, plain_headers, plain = await infer(door, values, None, binary=binary)
-    status, headers, body = await infer(door, values, coding, binary=binary)
+    plain_status, plain_headers, plain = await infer(server, values, None, binary=binary)
+    status, headers, body = await infer(server, values, coding, binary=binary)
     assert (plain_status, status) == (200, 200)
     assert headers["Content-Encoding"] == coding
     assert int(headers["Content-Length"]) == len(body) < len(plain)
@@ -128,56 +128,56 @@ async def test_an_answer_comes_as_it_is_asked_for(door: Live, coding: str, binar
 
 
 @pytest.mark.parametrize("accept", [None, "br", "identity", "gzip;q=0", "gzip;q=0.3, identity", "*"])
-async def test_it_stays_as_it_is_otherwise(door: Live, accept: str | None) -> None:
-    _, headers, body = await infer(door, np.zeros(LARGE), accept)
+async def test_it_stays_as_it_is_otherwise(server: Live, accept: str | None) -> None:
+    _, headers, body = await infer(server, np.zeros(LARGE), accept)
     assert "Content-Encoding" not in headers
     assert len(body) > LARGE * 4
 
 
-async def test_several_headers_are_one(door: Live) -> None:
-    _, headers, _ = await infer(door, np.zeros(LARGE), ["gzip;q=0.5", "deflate"])
+async def test_several_headers_are_one(server: Live) -> None:
+    _, headers, _ = await infer(server, np.zeros(LARGE), ["gzip;q=0.5", "deflate"])
     assert headers["Content-Encoding"] == "deflate"
 
 
-async def test_small_answers_are_not_compressed(door: Live) -> None:
-    status, headers, _ = await infer(door, np.zeros(SMALL), "gzip")
+async def test_small_answers_are_not_compressed(server: Live) -> None:
+    status, headers, _ = await infer(server, np.zeros(SMALL), "gzip")
     assert status == 200
     assert "Content-Encoding" not in headers
 
 
 @pytest.mark.parametrize("accept", ["gzip, deflate, br", "gzip, deflate"])
-async def test_who_reads_everything_gets_it_where_it_is_worth_it(door: Live, accept: str) -> None:
-    _, headers, body = await infer(door, np.zeros(LARGE), accept)
+async def test_who_reads_everything_gets_it_where_it_is_worth_it(server: Live, accept: str) -> None:
+    _, headers, body = await infer(server, np.zeros(LARGE), accept)
     assert headers["Content-Encoding"] == "gzip"
     assert len(body) < LARGE
-    _, headers, _ = await infer(door, np.random.default_rng(1).random(LARGE), accept)
+    _, headers, _ = await infer(server, np.random.default_rng(1).random(LARGE), accept)
     assert "Content-Encoding" not in headers
 
 
-async def test_errors_are_not_compressed(door: Live) -> None:
-    status, headers, body = await infer(door, [-1.0] * LARGE, "gzip")
+async def test_errors_are_not_compressed(server: Live) -> None:
+    status, headers, body = await infer(server, [-1.0] * LARGE, "gzip")
     assert status == 400
     assert "Content-Encoding" not in headers
     assert json.loads(body)["error"].startswith("below zero")
 
 
-async def test_only_infer_compresses(door: Live) -> None:
-    url = f"{door.url}/models/doubled"
-    async with door.session.get(url, headers={"Accept-Encoding": "gzip"}) as response:
+async def test_only_infer_compresses(server: Live) -> None:
+    url = f"{server.url}/models/doubled"
+    async with server.session.get(url, headers={"Accept-Encoding": "gzip"}) as response:
         assert "Content-Encoding" not in response.headers
     body = {"instances": [0.0] * LARGE}
-    predict = f"http://127.0.0.1:{door.server.rest_port}/v1/models/doubled:predict"
-    async with door.session.post(predict, json=body, headers={"Accept-Encoding": "gzip"}) as response:
+    predict = f"http://127.0.0.1:{server.server.rest_port}/v1/models/doubled:predict"
+    async with server.session.post(predict, json=body, headers={"Accept-Encoding": "gzip"}) as response:
         assert response.status == 200
         assert "Content-Encoding" not in response.headers
 
 
-async def test_a_version_of_the_path_compresses_too(door: Live) -> None:
-    _, headers, _ = await infer(door, np.zeros(LARGE), "deflate", path="v2/models/doubled/versions/1/infer")
+async def test_a_version_of_the_path_compresses_too(server: Live) -> None:
+    _, headers, _ = await infer(server, np.zeros(LARGE), "deflate", path="v2/models/doubled/versions/1/infer")
     assert headers["Content-Encoding"] == "deflate"
 
 
-async def test_bytes_are_counted_as_they_are_sent(door: Live) -> None:
+async def test_bytes_are_counted_as_they_are_sent(server: Live) -> None:
     async with live({"doubled": Plain(doubled)}) as fresh:
         _, _, body = await infer(fresh, np.zeros(LARGE), "gzip")
         async with fresh.session.get(f"http://127.0.0.1:{fresh.server.rest_port}/metrics") as response:

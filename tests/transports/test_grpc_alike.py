@@ -169,8 +169,8 @@ async def test_a_cancellation_reaches_the_handler(here: Here) -> None:
 @pytest.mark.parametrize("transport", GRPC_TRANSPORTS)
 async def test_who_leaves_a_stream_is_no_error(transport: str, caplog: pytest.LogCaptureFixture) -> None:
     model = Counting()
-    async with live({"endless": model}, grpc_transport=transport) as door:
-        call = door.stream_infer(timeout=SECONDS)
+    async with live({"endless": model}, grpc_transport=transport) as server:
+        call = server.stream_infer(timeout=SECONDS)
         await call.write(request("endless", bytes(4)))
         await call.read()
         call.cancel()

@@ -1,4 +1,4 @@
-"""grps' doors under the server's options: health, errors, default model, the custom path, and what / is."""
+"""grps under the server's options: health, errors, default model, the custom path, and what / is."""
 
 from __future__ import annotations
 

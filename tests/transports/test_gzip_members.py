@@ -25,9 +25,11 @@ BODY = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[3]}]}'
 )
 async def test_members(members: int, status: int) -> None:
     body = gzip.compress(BODY) + gzip.compress(b"") * (members - 1)
-    async with live({"scripted": Scripted()}) as door:
-        url = f"{door.url}/models/scripted/infer"
-        async with door.session.post(url, data=io.BytesIO(body), headers={"Content-Encoding": "gzip"}) as response:
+    async with live({"scripted": Scripted()}) as server:
+        url = f"{server.url}/models/scripted/infer"
+        async with server.session.post(
+            url, data=io.BytesIO(body), headers={"Content-Encoding": "gzip"}
+        ) as response:
             answer = await response.json()
             assert response.status == status
     if status == 200:

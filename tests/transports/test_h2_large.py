@@ -250,10 +250,10 @@ ANSWERS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("answer", ANSWERS)
 @pytest.mark.parametrize("kind", [Fills, FillsOnLoop])
 async def test_a_model_may_fill_the_same_array_again(kind: type[Fills], answer: str) -> None:
-    async with live({"m": kind(ANSWERS[answer])}, grpc_transport="h2") as door:
+    async with live({"m": kind(ANSWERS[answer])}, grpc_transport="h2") as server:
         clients = []
         for value in (1.0, 2.0):
-            client = Client(*await asyncio.open_connection("127.0.0.1", door.server.grpc_port))
+            client = Client(*await asyncio.open_connection("127.0.0.1", server.server.grpc_port))
             await client.greet()
             body = message(request("m", np.array([value], np.float32).tobytes()))
             path = "/inference.GRPCInferenceService/ModelInfer"

@@ -29,17 +29,17 @@ def same(inputs: Inputs) -> Inputs:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def door() -> AsyncIterator[Live]:
-    async with live({"same": Plain(same)}, grpc_transport="h2") as door:
-        yield door
+async def server() -> AsyncIterator[Live]:
+    async with live({"same": Plain(same)}, grpc_transport="h2") as server:
+        yield server
 
 
 @pytest.mark.parametrize("name", MALFORMED)
 @pytest.mark.parametrize("port", ["rest", "grpc"])
-async def test_it_is_told_as_json(door: Live, port: str, name: str) -> None:
+async def test_it_is_told_as_json(server: Live, port: str, name: str) -> None:
     head, named = MALFORMED[name]
     reader, writer = await asyncio.open_connection(
-        "127.0.0.1", door.server.rest_port if port == "rest" else door.server.grpc_port
+        "127.0.0.1", server.server.rest_port if port == "rest" else server.server.grpc_port
     )
     writer.write(head + b"\r\n")
     answer = await asyncio.wait_for(reader.read(), SECONDS)  # The connection is closed: who knows what comes next.

@@ -30,9 +30,9 @@ def same(inputs: Inputs) -> dict[str, Any]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def door() -> AsyncIterator[Live]:
-    async with live({"same": Plain(same)}, max_message_size=LIMIT) as door:
-        yield door
+async def server() -> AsyncIterator[Live]:
+    async with live({"same": Plain(same)}, max_message_size=LIMIT) as server:
+        yield server
 
 
 @dataclass
@@ -76,8 +76,8 @@ class Wire:
         return await self.answer()
 
 
-async def wire(door: Live) -> Wire:
-    return Wire(*await asyncio.open_connection("127.0.0.1", door.server.rest_port))
+async def wire(server: Live) -> Wire:
+    return Wire(*await asyncio.open_connection("127.0.0.1", server.server.rest_port))
 
 
 def sized(body: bytes) -> str:
@@ -99,8 +99,8 @@ def binary(count: int) -> tuple[bytes, list[str]]:
     return body, [f"Inference-Header-Content-Length: {len(head)}"]
 
 
-async def test_a_path_is_found_again_and_again(door: Live) -> None:
-    async with await wire(door) as client:
+async def test_a_path_is_found_again_and_again(server: Live) -> None:
+    async with await wire(server) as client:
         for _ in range(3):
             assert (await client.ask("POST", PATH, TINY, sized(TINY))).status == 200
             assert (await client.ask("POST", f"{PATH}?a=b/c?d", TINY, sized(TINY))).status == 200
@@ -114,8 +114,8 @@ async def test_a_path_is_found_again_and_again(door: Live) -> None:
             assert "allow" not in unknown.headers
 
 
-async def test_variables_are_those_of_their_own_path(door: Live) -> None:
-    async with await wire(door) as client:
+async def test_variables_are_those_of_their_own_path(server: Live) -> None:
+    async with await wire(server) as client:
         for _ in range(2):
             for name in ("%C3%A9%20%25", "%c3%a9%20%25"):
                 answer = await client.ask("GET", f"/v2/models/{name}")
@@ -125,9 +125,9 @@ async def test_variables_are_those_of_their_own_path(door: Live) -> None:
             assert (await client.ask("GET", "/v2/models/same/versions/2")).status == 404
 
 
-async def test_more_paths_than_are_remembered(door: Live) -> None:
+async def test_more_paths_than_are_remembered(server: Live) -> None:
     names = [f"m{at}" for at in range(MAX_CACHED + 10)] + ["n" * MAX_CACHED_LENGTH]
-    async with await wire(door) as client:
+    async with await wire(server) as client:
         for name in [*names, names[0], names[-1]]:
             answer = await client.ask("GET", f"/v2/models/{name}")
             assert answer.status == 404
@@ -135,8 +135,8 @@ async def test_more_paths_than_are_remembered(door: Live) -> None:
         assert (await client.ask("GET", "/v2/models/same")).status == 200
 
 
-async def test_a_client_that_waits_is_told_to_go_on(door: Live) -> None:
-    async with await wire(door) as client:
+async def test_a_client_that_waits_is_told_to_go_on(server: Live) -> None:
+    async with await wire(server) as client:
         for _ in range(2):
             client.send("POST", PATH, b"", sized(TINY), "Expect: 100-Continue")
             async with asyncio.timeout(SECONDS):
@@ -150,10 +150,10 @@ async def test_a_client_that_waits_is_told_to_go_on(door: Live) -> None:
 
 @pytest.mark.parametrize("count", [1, 16_000, 16_400, 300_000])
 @pytest.mark.parametrize("step", [0, 1000, 70_000])
-async def test_bodies_of_every_size_come_back(door: Live, count: int, step: int) -> None:
+async def test_bodies_of_every_size_come_back(server: Live, count: int, step: int) -> None:
     """As one piece, or in pieces with time between them; answers of both sides of what is sent in pieces."""
     body, headers = binary(count)
-    async with await wire(door) as client:
+    async with await wire(server) as client:
         client.send("POST", PATH, b"", sized(body), *headers)
         for at in range(0, len(body), step or len(body)):
             client.writer.write(body[at : at + (step or len(body))])
@@ -169,9 +169,9 @@ async def test_bodies_of_every_size_come_back(door: Live, count: int, step: int)
 
 
 @pytest.mark.parametrize(("count", "size"), [(1, 1), (5000, 1), (5000, 7), (300_000, 65_536)])
-async def test_chunked_bodies(door: Live, count: int, size: int) -> None:
+async def test_chunked_bodies(server: Live, count: int, size: int) -> None:
     body, headers = binary(count)
-    async with await wire(door) as client:
+    async with await wire(server) as client:
         answer = await client.ask("POST", PATH, chunked(body, size), "Transfer-Encoding: chunked", *headers)
         assert answer.status == 200
         length = int(answer.headers["inference-header-content-length"])
@@ -179,24 +179,24 @@ async def test_chunked_bodies(door: Live, count: int, size: int) -> None:
         assert (await client.ask("GET", "/v2/health/live")).status == 200
 
 
-async def test_a_body_of_just_the_limit_and_one_byte_more(door: Live) -> None:
+async def test_a_body_of_just_the_limit_and_one_byte_more(server: Live) -> None:
     body, headers = binary(LIMIT // 4 - 100)
     text = int(headers[0].split(": ")[1])
     # Blanks within the JSON, so that it is exactly as long as may be.
     exact = b" " * (LIMIT - len(body)) + body
     headers = [f"Inference-Header-Content-Length: {text + LIMIT - len(body)}"]
     refusal = f"the request body is larger than {LIMIT} bytes"
-    async with await wire(door) as client:
+    async with await wire(server) as client:
         assert (await client.ask("POST", PATH, exact, sized(exact), *headers)).status == 200
-    async with await wire(door) as client:
+    async with await wire(server) as client:
         sent = chunked(exact, 50_000)
         assert (await client.ask("POST", PATH, sent, "Transfer-Encoding: chunked", *headers)).status == 200
-    async with await wire(door) as client:
+    async with await wire(server) as client:
         # Its length is enough.
         told = await client.ask("POST", PATH, b"", sized(exact + b" "), *headers)
         assert told.status == 413
         assert told.text.startswith(refusal)
-    async with await wire(door) as client:
+    async with await wire(server) as client:
         sent = chunked(exact + b" ", 50_000)
         told = await client.ask("POST", PATH, sent, "Transfer-Encoding: chunked", *headers)
         assert told.status == 413
@@ -205,9 +205,9 @@ async def test_a_body_of_just_the_limit_and_one_byte_more(door: Live) -> None:
 
 @pytest.mark.parametrize(("path", "limit", "advised"), [(PATH, LIMIT, True), ("/v2/logging", 1024 * 1024, False)])
 async def test_the_option_is_named_where_it_is_what_limits(
-    door: Live, path: str, limit: int, advised: bool
+    server: Live, path: str, limit: int, advised: bool
 ) -> None:
-    async with await wire(door) as client:
+    async with await wire(server) as client:
         told = await client.ask("POST", path, b"", sized(bytes(limit + 1)))
         assert told.status == 413
         assert told.text.startswith(f"the request body is larger than {limit} bytes")
@@ -215,30 +215,30 @@ async def test_the_option_is_named_where_it_is_what_limits(
 
 
 @pytest.mark.parametrize("broken", [b"zz\r\n", b"2\r\n{}x"])
-async def test_a_chunk_that_is_none(door: Live, broken: bytes) -> None:
-    async with await wire(door) as client:
+async def test_a_chunk_that_is_none(server: Live, broken: bytes) -> None:
+    async with await wire(server) as client:
         assert (await client.ask("POST", PATH, broken, "Transfer-Encoding: chunked")).status == 400
-    async with await wire(door) as client:
+    async with await wire(server) as client:
         assert (await client.ask("GET", "/v2/health/live")).status == 200
 
 
-async def test_a_body_that_is_cut_off_is_no_call(door: Live) -> None:
+async def test_a_body_that_is_cut_off_is_no_call(server: Live) -> None:
     body, headers = binary(100_000)
-    async with await wire(door) as client:
+    async with await wire(server) as client:
         client.send("POST", PATH, body[:-1], sized(body), *headers)
         client.writer.write_eof()
         async with asyncio.timeout(SECONDS):
             assert b"200 OK" not in await client.reader.read()
-    async with await wire(door) as client:
+    async with await wire(server) as client:
         assert (await client.ask("POST", PATH, TINY, sized(TINY))).status == 200
 
 
 @pytest.mark.parametrize("way", ["Content-Length: 1000", "Transfer-Encoding: chunked"])
 async def test_a_body_that_does_not_go_on_is_not_waited_for(
-    door: Live, way: str, monkeypatch: pytest.MonkeyPatch
+    server: Live, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decoding, "IDLE_SECONDS", 0.2)
-    async with await wire(door) as client, await wire(door) as other:
+    async with await wire(server) as client, await wire(server) as other:
         client.send("POST", PATH, b"3\r\n{  \r\n", way)
         assert (await other.ask("POST", PATH, TINY, sized(TINY))).status == 200
         told = await client.answer()
@@ -250,9 +250,9 @@ async def test_a_body_that_does_not_go_on_is_not_waited_for(
         )
 
 
-async def test_requests_that_come_at_once_are_answered_in_turn(door: Live) -> None:
+async def test_requests_that_come_at_once_are_answered_in_turn(server: Live) -> None:
     bodies = [TINY.replace(b"[3]", b"[%d]" % at) for at in range(20)]
-    async with await wire(door) as client:
+    async with await wire(server) as client:
         for body in bodies:
             client.send("POST", PATH, body, sized(body))
         for at in range(20):

@@ -1,4 +1,4 @@
-"""Streams over HTTP, and what holds for all calls of a door: how many may be open."""
+"""Streams over HTTP, and what holds for all calls of a transport: how many may be open."""
 
 from __future__ import annotations
 

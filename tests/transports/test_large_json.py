@@ -18,15 +18,15 @@ TRIES = 3
 class Probe:
     """Asks for the server's health again and again, and keeps the longest time between two answers."""
 
-    def __init__(self, door: Live) -> None:
-        self._door = door
+    def __init__(self, server: Live) -> None:
+        self._server = server
         self.answers = 0
         self.longest = 0.0
 
     async def run(self) -> None:
         last = time.perf_counter()
         while True:
-            async with self._door.session.get(f"{self._door.url}/health/live") as response:
+            async with self._server.session.get(f"{self._server.url}/health/live") as response:
                 assert response.status == 200
             now = time.perf_counter()
             self.answers += 1
@@ -49,11 +49,11 @@ async def test_other_calls_are_answered_meanwhile(first: str) -> None:
     def total(inputs: Inputs) -> dict[str, object]:
         return {"y": np.array([inputs["x"][0], inputs["x"].size], np.float32)}
 
-    async def others_were_answered(door: Live) -> bool:
-        probe = Probe(door)
+    async def others_were_answered(server: Live) -> bool:
+        probe = Probe(server)
         probing = asyncio.ensure_future(probe.run())
         started = time.perf_counter()
-        async with door.session.post(f"{door.url}/models/sum/infer", data=io.BytesIO(sent)) as response:
+        async with server.session.post(f"{server.url}/models/sum/infer", data=io.BytesIO(sent)) as response:
             assert response.status == 200
             text = await response.read()
         took = time.perf_counter() - started
@@ -63,9 +63,9 @@ async def test_other_calls_are_answered_meanwhile(first: str) -> None:
         # Relative to the whole call, so that a busy machine does not matter.
         return probe.answers >= 3 and probe.longest < max(0.8 * took, 0.25)
 
-    async with live({"sum": Plain(total)}) as door:
+    async with live({"sum": Plain(total)}) as server:
         # A machine that stands still for a moment does so once; a parser that holds the loop, each time.
         for _ in range(TRIES):
-            if await others_were_answered(door):
+            if await others_were_answered(server):
                 return
     pytest.fail(f"in none of {TRIES} tries")

@@ -29,10 +29,10 @@ async def test_other_calls_are_answered_meanwhile() -> None:
     message = pb.ModelInferRequest(model_name="echo", raw_input_contents=[raw])
     message.inputs.add(name="x", datatype="BYTES", shape=[COUNT])
 
-    async def others_were_answered(door: Live) -> bool:
-        probe = Probe(door)
+    async def others_were_answered(server: Live) -> bool:
+        probe = Probe(server)
         probing = asyncio.ensure_future(probe.run())
-        reply = pb.ModelInferResponse.FromString(await door.infer(message.SerializeToString()))
+        reply = pb.ModelInferResponse.FromString(await server.infer(message.SerializeToString()))
         probing.cancel()
         await asyncio.wait([probing])
         same = reply.raw_output_contents[0] == raw
@@ -41,9 +41,9 @@ async def test_other_calls_are_answered_meanwhile() -> None:
         # Three passes over a million elements: off the loop, health was asked all the while.
         return probe.answers >= 5
 
-    async with live({"echo": Echo()}) as door:
+    async with live({"echo": Echo()}) as server:
         # A machine that stands still for a moment does so once; passes on the loop hold it each time.
         for _ in range(TRIES):
-            if await others_were_answered(door):
+            if await others_were_answered(server):
                 return
     pytest.fail(f"in none of {TRIES} tries")

@@ -1,4 +1,4 @@
-"""No answer waits for a client's delayed acknowledgement: TCP_NODELAY is set on what the doors accept."""
+"""No answer waits for a client's delayed acknowledgement: TCP_NODELAY is set on accepted connections."""
 
 from __future__ import annotations
 

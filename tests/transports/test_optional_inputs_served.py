@@ -1,4 +1,4 @@
-"""Requests that leave an optional input out, by every door; batches, sequences and ensembles of such models."""
+"""Requests that omit an optional input, in every protocol; batches, sequences and ensembles of such models."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Chain(Ensemble):
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def door() -> AsyncIterator[Live]:
+async def server() -> AsyncIterator[Live]:
     async with live({"adding": Adding(), "chain": Chain(), "running": Running()}) as opened:
         yield opened
 
@@ -106,82 +106,82 @@ def numbers(reply: bytes) -> list[int]:
     return list(np.frombuffer(pb.ModelInferResponse.FromString(reply).raw_output_contents[0], "i4"))
 
 
-async def by_kserve_grpc(door: Live, model: str, values: Values) -> list[int]:
-    return numbers(await door.infer(message(model, values), timeout=20))
+async def by_kserve_grpc(server: Live, model: str, values: Values) -> list[int]:
+    return numbers(await server.infer(message(model, values), timeout=20))
 
 
-async def by_kserve_stream(door: Live, model: str, values: Values) -> list[int]:
+async def by_kserve_stream(server: Live, model: str, values: Values) -> list[int]:
     async def sending() -> AsyncIterator[bytes]:
         yield message(model, values)
 
-    (answer,) = [one async for one in door.stream_infer(sending(), timeout=20)]
+    (answer,) = [one async for one in server.stream_infer(sending(), timeout=20)]
     assert not answer.error_message
     return numbers(answer.infer_response.SerializeToString())
 
 
-async def post(door: Live, path: str, body: object) -> Any:
-    url = f"http://127.0.0.1:{door.server.rest_port}{path}"
-    async with door.session.post(url, json=body) as response:
+async def post(server: Live, path: str, body: object) -> Any:
+    url = f"http://127.0.0.1:{server.server.rest_port}{path}"
+    async with server.session.post(url, json=body) as response:
         reply = json.loads(await response.read())
         assert response.status == 200, reply
         return reply
 
 
-async def by_kserve_rest(door: Live, model: str, values: Values) -> list[int]:
+async def by_kserve_rest(server: Live, model: str, values: Values) -> list[int]:
     inputs = [
         {"name": name, "datatype": "INT32", "shape": [len(data)], "data": data} for name, data in values.items()
     ]
-    reply = await post(door, f"/v2/models/{model}/infer", {"inputs": inputs})
+    reply = await post(server, f"/v2/models/{model}/infer", {"inputs": inputs})
     found: list[int] = reply["outputs"][0]["data"]
     return found
 
 
-async def by_generate(door: Live, model: str, values: Values) -> list[int]:
-    found: list[int] = (await post(door, f"/v2/models/{model}/generate", values))["y"]
+async def by_generate(server: Live, model: str, values: Values) -> list[int]:
+    found: list[int] = (await post(server, f"/v2/models/{model}/generate", values))["y"]
     return found
 
 
-async def by_tensorflow_grpc(door: Live, model: str, values: Values) -> list[int]:
+async def by_tensorflow_grpc(server: Live, model: str, values: Values) -> list[int]:
     request = predict_pb2.PredictRequest(model_spec={"name": model})
     for name, data in values.items():
         tensor = request.inputs[name]
         tensor.dtype = tensor_pb2.DT_INT32
         tensor.tensor_shape.dim.add(size=len(data))
         tensor.int_val.extend(data)
-    predict = door.channel.unary_unary("/tensorflow.serving.PredictionService/Predict")
+    predict = server.channel.unary_unary("/tensorflow.serving.PredictionService/Predict")
     reply = predict_pb2.PredictResponse.FromString(await predict(request.SerializeToString(), timeout=20))
     return list(reply.outputs["y"].int_val)
 
 
-async def by_tensorflow_columns(door: Live, model: str, values: Values) -> list[int]:
-    found: list[int] = (await post(door, f"/v1/models/{model}:predict", {"inputs": values}))["outputs"]
+async def by_tensorflow_columns(server: Live, model: str, values: Values) -> list[int]:
+    found: list[int] = (await post(server, f"/v1/models/{model}:predict", {"inputs": values}))["outputs"]
     return found
 
 
-async def by_tensorflow_rows(door: Live, model: str, values: Values) -> list[int]:
+async def by_tensorflow_rows(server: Live, model: str, values: Values) -> list[int]:
     rows = [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
-    found: list[int] = (await post(door, f"/v1/models/{model}:predict", {"instances": rows}))["predictions"]
+    found: list[int] = (await post(server, f"/v1/models/{model}:predict", {"instances": rows}))["predictions"]
     return found
 
 
-async def by_projects_predict(door: Live, model: str, values: Values) -> list[int]:
+async def by_projects_predict(server: Live, model: str, values: Values) -> list[int]:
     rows = [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
-    reply = await post(door, f"/v1/projects/p/models/{model}:predict", {"instances": rows})
+    reply = await post(server, f"/v1/projects/p/models/{model}:predict", {"instances": rows})
     return [row["y"] for row in reply["predictions"]]
 
 
-async def by_grps(door: Live, model: str, values: Values) -> list[int]:
+async def by_grps(server: Live, model: str, values: Values) -> list[int]:
     request = grps_pb2.GrpsMessage(model=model)
     for name, data in values.items():
         request.gtensors.tensors.add(name=name, dtype=grps_pb2.DT_INT32, shape=[len(data)], flat_int32=data)
-    predict = door.channel.unary_unary("/grps.protos.v1.GrpsService/Predict")
+    predict = server.channel.unary_unary("/grps.protos.v1.GrpsService/Predict")
     reply = grps_pb2.GrpsMessage.FromString(await predict(request.SerializeToString(), timeout=20))
     assert reply.status.code == 200, reply
     return list(reply.gtensors.tensors[0].flat_int32)
 
 
 Ask = Callable[[Live, str, Values], Any]
-DOORS: list[Ask] = [
+INTERFACES: list[Ask] = [
     by_kserve_grpc,
     by_kserve_stream,
     by_kserve_rest,
@@ -194,50 +194,50 @@ DOORS: list[Ask] = [
 ]
 
 
-@pytest.mark.parametrize("ask", DOORS, ids=lambda one: one.__name__)
-async def test_every_door_lets_it_be_left_out(door: Live, ask: Ask) -> None:
-    assert await ask(door, "adding", {"x": [1, 2], "bias": [10, 20]}) == [11, 22]
-    assert await ask(door, "adding", {"x": [1, 2]}) == [101, 102]
+@pytest.mark.parametrize("ask", INTERFACES, ids=lambda one: one.__name__)
+async def test_every_interface_lets_it_be_omitted(server: Live, ask: Ask) -> None:
+    assert await ask(server, "adding", {"x": [1, 2], "bias": [10, 20]}) == [11, 22]
+    assert await ask(server, "adding", {"x": [1, 2]}) == [101, 102]
 
 
-@pytest.mark.parametrize("ask", DOORS, ids=lambda one: one.__name__)
-async def test_an_ensemble_hands_on_what_there_is(door: Live, ask: Ask) -> None:
-    assert await ask(door, "chain", {"x": [1, 2], "bias": [10, 20]}) == [111, 122]
-    assert await ask(door, "chain", {"x": [1, 2]}) == [201, 202]
+@pytest.mark.parametrize("ask", INTERFACES, ids=lambda one: one.__name__)
+async def test_an_ensemble_hands_on_what_there_is(server: Live, ask: Ask) -> None:
+    assert await ask(server, "chain", {"x": [1, 2], "bias": [10, 20]}) == [111, 122]
+    assert await ask(server, "chain", {"x": [1, 2]}) == [201, 202]
 
 
 @pytest.mark.parametrize("body", [{"inputs": [1, 2]}, {"instances": [1, 2]}])
-async def test_a_bare_value_is_the_input_that_is_required(door: Live, body: object) -> None:
-    (found,) = (await post(door, "/v1/models/adding:predict", body)).values()
+async def test_a_bare_value_is_the_input_that_is_required(server: Live, body: object) -> None:
+    (found,) = (await post(server, "/v1/models/adding:predict", body)).values()
     assert found == [101, 102]
 
 
-async def test_what_is_required_is_missed(door: Live) -> None:
+async def test_what_is_required_is_missed(server: Live) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await door.infer(message("adding", {"bias": [1]}))
+        await server.infer(message("adding", {"bias": [1]}))
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "missing required input(s) ['x']" in str(caught.value.details())
-    url = f"http://127.0.0.1:{door.server.rest_port}/v1/models/adding:predict"
+    url = f"http://127.0.0.1:{server.server.rest_port}/v1/models/adding:predict"
     mixed = {"instances": [{"x": 1, "bias": 2}, {"x": 1}]}
-    async with door.session.post(url, json=mixed) as response:
+    async with server.session.post(url, json=mixed) as response:
         assert response.status == 400
         assert "keys must be equal to: bias,x" in (await response.json())["error"]
 
 
-async def test_a_sequence_may_change_its_mind(door: Live) -> None:
+async def test_a_sequence_may_change_its_mind(server: Live) -> None:
     async def ask(values: Values, *, start: bool = False, end: bool = False) -> list[int]:
         sent = message("running", values, True, sequence_id=7, sequence_start=start, sequence_end=end)
-        return numbers(await door.infer(sent, timeout=20))
+        return numbers(await server.infer(sent, timeout=20))
 
     assert await ask({"x": [1]}, start=True) == [1101]
     assert await ask({"x": [2], "bias": [5]}) == [7]
     assert await ask({"x": [3]}, end=True) == [103]
 
 
-async def test_sequences_side_by_side_with_unlike_inputs(door: Live) -> None:
+async def test_sequences_side_by_side_with_unlike_inputs(server: Live) -> None:
     async def run(sequence: int, values: Values) -> list[int]:
         sent = message("running", values, True, sequence_id=sequence, sequence_start=True, sequence_end=True)
-        return numbers(await door.infer(sent, timeout=20))
+        return numbers(await server.infer(sent, timeout=20))
 
     wanted = [(n, {"x": [n], "bias": [n]} if n % 2 else {"x": [n]}) for n in range(1, 13)]
     found = await asyncio.gather(*(run(sequence, values) for sequence, values in wanted))
@@ -247,10 +247,10 @@ async def test_sequences_side_by_side_with_unlike_inputs(door: Live) -> None:
 @pytest.mark.parametrize("kind", [Batching, Listed], ids=["joined", "listed"])
 async def test_a_batch_is_of_requests_with_the_same_inputs(kind: type[Batching]) -> None:
     model = kind()
-    async with live({"batching": model}) as door:
+    async with live({"batching": model}) as server:
         values: list[Values] = [{"x": [n], "bias": [n]} if n % 2 else {"x": [n]} for n in range(8)]
-        asked = [asyncio.ensure_future(door.infer(message("batching", one, True), timeout=30)) for one in values]
-        (servable,) = [version.servable for version in door.server.manager.registry.versions()]
+        asked = [asyncio.ensure_future(server.infer(message("batching", one, True), timeout=30)) for one in values]
+        (servable,) = [version.servable for version in server.server.manager.registry.versions()]
         assert servable is not None
         await until(lambda: servable.leases == 8)
         model.gate.set()

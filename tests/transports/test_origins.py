@@ -185,11 +185,11 @@ def same(inputs: Inputs) -> dict[str, Any]:
 
 @asynccontextmanager
 async def asking(**options: Any) -> AsyncIterator[Any]:
-    async with live({"same": Plain(same)}, **options) as door:
+    async with live({"same": Plain(same)}, **options) as server:
 
         async def ask(path: str, headers: Mapping[str, str], verb: str = "GET", body: bytes = b"") -> Any:
-            url = f"http://{HOST}:{door.server.rest_port}{path}"
-            async with door.session.request(verb, url, headers=headers, data=body) as got:
+            url = f"http://{HOST}:{server.server.rest_port}{path}"
+            async with server.session.request(verb, url, headers=headers, data=body) as got:
                 return got.status, got.headers, await got.text()
 
         yield ask

@@ -15,28 +15,28 @@ from waiting import until_found
 BODY = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [3]}]}
 
 
-async def infer(door: Live) -> tuple[int, str, Any]:
-    async with door.session.post(f"{door.url}/models/scripted/infer", json=BODY) as response:
+async def infer(server: Live) -> tuple[int, str, Any]:
+    async with server.session.post(f"{server.url}/models/scripted/infer", json=BODY) as response:
         return response.status, response.headers.get("Connection", "keep-alive"), await response.json()
 
 
 async def test_connections_are_closed_with_the_answers_of_a_draining_server() -> None:
-    async with live({"scripted": Scripted()}) as door:
-        status, connection, _ = await infer(door)
+    async with live({"scripted": Scripted()}) as server:
+        status, connection, _ = await infer(server)
         assert (status, connection.lower()) == (200, "keep-alive")
-        await door.server.drain(0)
-        status, connection, _ = await infer(door)
+        await server.server.drain(0)
+        status, connection, _ = await infer(server)
         assert (status, connection) == (200, "close")
 
 
 async def test_a_running_call_is_answered_and_its_connection_closed() -> None:
     model = Scripted(open_gate=False)
-    async with live({"scripted": model}) as door:
-        running = asyncio.ensure_future(infer(door))
+    async with live({"scripted": model}) as server:
+        running = asyncio.ensure_future(infer(server))
         await model.wait_until_entered()
-        stopping = asyncio.ensure_future(door.server.stop())
+        stopping = asyncio.ensure_future(server.server.stop())
         # New calls are refused before this one has ended.
-        await until_found(lambda: is_taken(door), lambda taken: not taken)
+        await until_found(lambda: is_taken(server), lambda taken: not taken)
         model.gate.set()
         status, connection, answer = await running
         assert (status, connection) == (200, "close")
@@ -44,9 +44,9 @@ async def test_a_running_call_is_answered_and_its_connection_closed() -> None:
         await stopping
 
 
-async def is_taken(door: Live) -> bool:
+async def is_taken(server: Live) -> bool:
     try:
-        async with door.session.get(f"{door.url}/health/live") as response:
+        async with server.session.get(f"{server.url}/health/live") as response:
             return response.status == 200
     except aiohttp.ClientConnectionError:
         return False
@@ -55,10 +55,10 @@ async def is_taken(door: Live) -> bool:
 @pytest.mark.parametrize("grace", [0, 0.1])
 async def test_a_call_that_outlives_the_grace_period_is_told_so(grace: float) -> None:
     model = Scripted(open_gate=False)
-    async with live({"scripted": model}, grace=grace) as door:
-        running = asyncio.ensure_future(infer(door))
+    async with live({"scripted": model}, grace=grace) as server:
+        running = asyncio.ensure_future(infer(server))
         await model.wait_until_entered()
-        stopping = asyncio.ensure_future(door.server.stop())
+        stopping = asyncio.ensure_future(server.server.stop())
         assert await running == (503, "close", {"error": "the server is shutting down"})
         model.gate.set()
         await stopping

@@ -1,4 +1,4 @@
-"""Sequences through the real doors: their order on a stream, what is refused, and a server that ends."""
+"""Sequences through real ports: their order on a stream, what is refused, and a server that ends."""
 
 from __future__ import annotations
 
@@ -85,13 +85,13 @@ def value(response: pb.ModelInferResponse) -> float:
     return float(VALUE.unpack(response.raw_output_contents[0])[0])
 
 
-async def ask(door: Live, request: bytes) -> float:
-    return value(pb.ModelInferResponse.FromString(await door.infer(request, timeout=20)))
+async def ask(server: Live, request: bytes) -> float:
+    return value(pb.ModelInferResponse.FromString(await server.infer(request, timeout=20)))
 
 
 async def test_requests_of_a_stream_come_in_their_order() -> None:
     model = Words()
-    async with live({"words": model}) as door:
+    async with live({"words": model}) as server:
         requests = [
             # Large ones are taken apart on a thread.
             message(
@@ -99,17 +99,17 @@ async def test_requests_of_a_stream_come_in_their_order() -> None:
             )
             for at in range(20)
         ]
-        answers = [one async for one in door.stream_infer(sending(*requests))]
+        answers = [one async for one in server.stream_infer(sending(*requests))]
         assert [one.error_message for one in answers] == [""] * 20
         assert [length % 200_000 for length in model.lengths] == [*range(20)]
         assert [one.infer_response.id for one in answers] == [str(at) for at in range(20)]
-        assert door.leases() == 0
+        assert server.leases() == 0
 
 
 async def test_a_decoupled_model_has_sequences_on_a_stream() -> None:
-    async with live({"yielding": Yielding()}) as door:
+    async with live({"yielding": Yielding()}) as server:
         requests = [number("yielding", at + 1, at, 3) for at in range(4)]
-        answers = [one async for one in door.stream_infer(sending(*requests))]
+        answers = [one async for one in server.stream_infer(sending(*requests))]
         assert [one.error_message for one in answers] == [""] * 8
         assert [value(one.infer_response) for one in answers] == [1, 1, 3, 3, 6, 6, 10, 10]
 
@@ -119,7 +119,7 @@ async def test_an_id_that_is_no_text_harms_nobody() -> None:
     ids = replace(LONG, controls=[*LONG.controls[:3], ControlInput("id", "CORRID", "BYTES")])
     strategy = OldestStrategy(max_queue_delay=HOUR, preferred_sizes=[2])
     model = Summing(replace(ids, strategy=strategy))
-    async with live({"sum": model}) as door:
+    async with live({"sum": model}) as server:
         asked = []
         for sequence_id in ("one", "\ud800", "two"):
             body = json.dumps(
@@ -128,38 +128,38 @@ async def test_an_id_that_is_no_text_harms_nobody() -> None:
                     "parameters": {"sequence_id": sequence_id, "sequence_start": True, "sequence_end": True},
                 }
             )
-            asked.append(asyncio.ensure_future(post(door, body)))
+            asked.append(asyncio.ensure_future(post(server, body)))
             if sequence_id == "\ud800":
                 status, answer = await asked.pop()
                 assert status == 400
                 assert "parameter 'sequence_id': expected UTF-8, got '\\ud800'" in answer["error"]
             else:
-                await until(lambda: door.leases() >= len(asked))
+                await until(lambda: server.leases() >= len(asked))
         for status, answer in await asyncio.gather(*asked):
             assert (status, answer["outputs"][0]["data"]) == (200, [3])
-        await until(lambda: not door.leases())
+        await until(lambda: not server.leases())
     (seen,) = model.seen
     assert seen["id"].reshape(-1).tolist()[:2] == [b"one", b"two"]
 
 
-async def post(door: Live, body: str) -> tuple[int, dict[str, Any]]:
-    async with door.session.post(f"{door.url}/models/sum/infer", data=body) as response:
+async def post(server: Live, body: str) -> tuple[int, dict[str, Any]]:
+    async with server.session.post(f"{server.url}/models/sum/infer", data=body) as response:
         return response.status, await response.json()
 
 
 async def test_a_server_that_ends_lets_sequences_end_first(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "triglot")
-    async with live({"sum": Summing(LONG)}) as door:
-        assert await ask(door, number("sum", 1, 0, 9)) == 1
-        draining = asyncio.ensure_future(door.server.drain(0.001))
-        await until(lambda: door.server.dataplane.stopping)
+    async with live({"sum": Summing(LONG)}) as server:
+        assert await ask(server, number("sum", 1, 0, 9)) == 1
+        draining = asyncio.ensure_future(server.server.drain(0.001))
+        await until(lambda: server.server.dataplane.stopping)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await ask(door, number("sum", 1, 0, 9, sequence_id=6))
+            await ask(server, number("sum", 1, 0, 9, sequence_id=6))
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         assert "the server is shutting down" in str(caught.value.details())
-        assert await ask(door, number("sum", 2, 1, 9)) == 3
+        assert await ask(server, number("sum", 2, 1, 9)) == 3
         assert not draining.done()
-        assert await ask(door, number("sum", 3, 9, 9)) == 6
+        assert await ask(server, number("sum", 3, 9, 9)) == 6
         async with asyncio.timeout(20):
             await draining
     said = [record.getMessage() for record in caplog.records]
@@ -170,11 +170,11 @@ async def test_a_server_that_ends_lets_sequences_end_first(caplog: pytest.LogCap
 
 
 async def test_a_server_does_not_wait_for_sequences_for_ever() -> None:
-    async with live({"sum": Summing(LONG)}, grace=0.05) as door:
-        assert await ask(door, number("sum", 1, 0, 9)) == 1
+    async with live({"sum": Summing(LONG)}, grace=0.05) as server:
+        assert await ask(server, number("sum", 1, 0, 9)) == 1
         async with asyncio.timeout(20):
-            await door.server.drain(0.001)
-        assert door.leases() == 1
+            await server.server.drain(0.001)
+        assert server.leases() == 1
 
 
 @pytest.mark.parametrize("cancels", ["first", "middle", "last"])
@@ -182,12 +182,12 @@ async def test_a_client_that_leaves(cancels: str) -> None:
     """The next request, or the next START, is served."""
     at = {"first": 0, "middle": 1, "last": 2}[cancels]
     model = Summing(LONG, rows=1)
-    async with live({"sum": model}) as door:
+    async with live({"sum": model}) as server:
         for before in range(at):
-            await ask(door, number("sum", 1, before, 2))
-        call = door.channel.unary_unary(METHOD + "ModelInfer")(number("sum", 1, at, 2))
+            await ask(server, number("sum", 1, before, 2))
+        call = server.channel.unary_unary(METHOD + "ModelInfer")(number("sum", 1, at, 2))
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-        assert await ask(door, number("sum", 7, 0, 0)) == 7
-        await until(lambda: not door.leases())
+        assert await ask(server, number("sum", 7, 0, 0)) == 7
+        await until(lambda: not server.leases())

@@ -24,20 +24,20 @@ def fail(inputs: Inputs) -> dict[str, object]:
     raise FailedPrecondition("no such word")
 
 
-async def unary(door: Live) -> None:
-    await door.infer(request("fails", b"\0\0\0\0"))
+async def unary(server: Live) -> None:
+    await server.infer(request("fails", b"\0\0\0\0"))
 
 
-async def server_stream(door: Live) -> None:
-    async for _ in door.channel.unary_stream("/grpc.health.v1.Health/ConnectionTimers")(b"\xff"):
+async def server_stream(server: Live) -> None:
+    async for _ in server.channel.unary_stream("/grpc.health.v1.Health/ConnectionTimers")(b"\xff"):
         pass
 
 
-async def bidi_stream(door: Live) -> None:
+async def bidi_stream(server: Live) -> None:
     async def send() -> AsyncIterator[bytes]:
         yield request("fails", b"\0\0\0\0")
 
-    async for _ in door.stream_infer(send(), metadata=(("triton_grpc_error", "true"),)):
+    async for _ in server.stream_infer(send(), metadata=(("triton_grpc_error", "true"),)):
         pass
 
 
@@ -48,16 +48,16 @@ def calls() -> int:
 
 @pytest.mark.parametrize("end", [unary, server_stream, bidi_stream], ids=lambda end: end.__name__)
 async def test_a_status_leaves_nothing_to_the_garbage_collector(end: Callable[[Live], Awaitable[None]]) -> None:
-    async with live({"fails": Plain(fail)}) as door:
+    async with live({"fails": Plain(fail)}) as server:
         with pytest.raises(grpc.aio.AioRpcError):
-            await end(door)
+            await end(server)
         gc.collect()
         gc.disable()
         try:
             before = calls()
             for _ in range(TIMES):
                 with pytest.raises(grpc.aio.AioRpcError):
-                    await end(door)
+                    await end(server)
             await until(lambda: calls() <= before + LAST_ONES)
         finally:
             gc.enable()
@@ -83,8 +83,8 @@ async def test_a_client_may_try_again_by_itself() -> None:
     }
     options = [("grpc.service_config", json.dumps({"methodConfig": [{"name": [{}], "retryPolicy": policy}]}))]
     async with (
-        live({"later": Plain(infer)}) as door,
-        grpc.aio.insecure_channel(f"127.0.0.1:{door.server.grpc_port}", options=options) as channel,
+        live({"later": Plain(infer)}) as server,
+        grpc.aio.insecure_channel(f"127.0.0.1:{server.server.grpc_port}", options=options) as channel,
     ):
         await channel.unary_unary(METHOD + "ModelInfer")(request("later", b"\0\0\0\0"))
     assert asked == 2

@@ -1,4 +1,4 @@
-"""ModelStreamInfer through its real door (spec 0.12, 0.13, 2.8)."""
+"""ModelStreamInfer through a real port (spec 0.12, 0.13, 2.8)."""
 
 from __future__ import annotations
 
@@ -46,8 +46,10 @@ def values(answers: list[pb.ModelStreamInferResponse]) -> list[tuple[str, float]
 
 async def test_ordinary_models_answer_in_the_order_of_the_requests() -> None:
     first = Scripted(open_gate=False)
-    async with live({"slow": first, "quick": Scripted()}) as door:
-        call = door.stream_infer(sending(asking("slow", 1, "a"), asking("quick", 2, "b"), asking("quick", 3, "c")))
+    async with live({"slow": first, "quick": Scripted()}) as server:
+        call = server.stream_infer(
+            sending(asking("slow", 1, "a"), asking("quick", 2, "b"), asking("quick", 3, "c"))
+        )
         await first.wait_until_entered()
         first.gate.set()
         answers = [answer async for answer in call]
@@ -61,8 +63,8 @@ async def test_a_decoupled_request_between_them_does_not_change_their_order() ->
     def infer(inputs: Inputs) -> Any:
         yield {"y": inputs["x"]}
 
-    async with live({"slow": first, "quick": Scripted(), "decoupled": Plain(infer)}) as door:
-        call = door.stream_infer(
+    async with live({"slow": first, "quick": Scripted(), "decoupled": Plain(infer)}) as server:
+        call = server.stream_infer(
             sending(asking("slow", 1, "a"), asking("decoupled", 9, "d"), asking("quick", 2, "b"))
         )
         await first.wait_until_entered()
@@ -73,8 +75,8 @@ async def test_a_decoupled_request_between_them_does_not_change_their_order() ->
 
 async def test_a_models_call_knows_the_streams_metadata() -> None:
     model = Scripted()
-    async with live({"good": model}) as door:
-        call = door.stream_infer(sending(asking("good", 1, "a")), metadata=(("x-tenant", "blue"),))
+    async with live({"good": model}) as server:
+        call = server.stream_infer(sending(asking("good", 1, "a")), metadata=(("x-tenant", "blue"),))
         assert values([answer async for answer in call]) == [("a", 2)]
     assert model.calls[0].metadata["x-tenant"] == "blue"
     assert model.calls[0].request_id == "a"
@@ -84,8 +86,8 @@ async def test_a_failed_request_is_answered_in_band_and_the_stream_goes_on() -> 
     def infer(inputs: Inputs) -> Any:
         raise InvalidArgument("not today")
 
-    async with live({"good": Scripted(), "bad": Plain(infer)}) as door:
-        call = door.stream_infer(
+    async with live({"good": Scripted(), "bad": Plain(infer)}) as server:
+        call = server.stream_infer(
             sending(
                 asking("absent", 1, "a"),
                 asking("bad", 1, "b"),
@@ -111,8 +113,8 @@ async def test_an_execution_error_ends_the_call_when_the_client_asks_for_that() 
     def infer(inputs: Inputs) -> Any:
         raise RuntimeError("a secret")
 
-    async with live({"bad": Plain(infer)}) as door:
-        call = door.stream_infer(
+    async with live({"bad": Plain(infer)}) as server:
+        call = server.stream_infer(
             sending(asking("absent", 1, "a"), asking("bad", 1, "b")), metadata=(("triton_grpc_error", "true"),)
         )
         assert (await call.read()).error_message.startswith("Request for unknown model")
@@ -128,9 +130,9 @@ async def test_a_decoupled_model_gives_many_answers_and_a_final_flag_if_asked(wa
         for value in range(int(inputs["x"][0])):
             yield {"y": np.array([value], np.float32)}
 
-    async with live({"count": Plain(infer)}) as door:
+    async with live({"count": Plain(infer)}) as server:
         parameters = {"triton_enable_empty_final_response": True} if wanted else {}
-        call = door.stream_infer(sending(asking("count", 40, "a", **parameters)))
+        call = server.stream_infer(sending(asking("count", 40, "a", **parameters)))
         answers = [answer async for answer in call]
     if wanted:
         last = answers.pop()
@@ -143,12 +145,12 @@ async def test_a_decoupled_model_gives_many_answers_and_a_final_flag_if_asked(wa
 
 async def test_a_client_that_leaves_stops_the_model() -> None:
     model = Counting()
-    async with live({"endless": model}) as door:
-        call = door.stream_infer(sending(asking("endless", 0, "a")))
+    async with live({"endless": model}) as server:
+        call = server.stream_infer(sending(asking("endless", 0, "a")))
         assert values([await call.read()]) == [("a", 1)]
         call.cancel()
         assert await asyncio.to_thread(model.closed.wait, 20)
-        await until(lambda: door.leases() == 0)
+        await until(lambda: server.leases() == 0)
 
 
 async def test_a_slow_client_holds_the_model_up() -> None:
@@ -161,21 +163,21 @@ async def test_a_slow_client_holds_the_model_up() -> None:
             made += 1
             yield {"y": np.zeros(1 << 20, np.float32)}
 
-    async with live({"endless": Plain(infer)}) as door, door.narrow() as stream_infer:
+    async with live({"endless": Plain(infer)}) as server, server.narrow() as stream_infer:
         call = stream_infer(sending(asking("endless", 0, "a")))
         for expected in range(1, 20):
             assert not (await call.read()).error_message
             assert made <= expected + STREAM_BUFFER + MAX_UNSENT + 32
         call.cancel()
-        await until(lambda: door.leases() == 0)
+        await until(lambda: server.leases() == 0)
 
 
 async def test_a_deadline_ends_the_stream_and_the_model() -> None:
     model = Counting()
-    async with live({"endless": model}) as door:
+    async with live({"endless": model}) as server:
 
         async def read_all(seconds: float) -> None:
-            call = door.stream_infer(timeout=seconds)
+            call = server.stream_infer(timeout=seconds)
             # Without an end of the requests: the deadline of one of them may come first, and is told in band.
             await call.write(asking("endless", 0, "a"))
             async for _ in call:
@@ -188,17 +190,17 @@ async def test_a_deadline_ends_the_stream_and_the_model() -> None:
             if model.made:
                 break
         assert await asyncio.to_thread(model.closed.wait, 20)
-        await until(lambda: door.leases() == 0)
+        await until(lambda: server.leases() == 0)
 
 
 async def test_decoupled_models_are_refused_on_unary_calls() -> None:
-    async with live({"endless": Counting()}) as door:
+    async with live({"endless": Counting()}) as server:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await door.infer(request("endless", VALUE.pack(0)))
+            await server.infer(request("endless", VALUE.pack(0)))
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
         assert caught.value.details() == "ModelInfer RPC doesn't support models with decoupled transaction policy"
         body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [0]}]}
-        async with door.session.post(f"{door.url}/models/endless/infer", json=body) as response:
+        async with server.session.post(f"{server.url}/models/endless/infer", json=body) as response:
             assert response.status == 501
             text = (await response.json())["error"]
         assert text == "HTTP end point doesn't support models with decoupled transaction policy"
@@ -215,10 +217,10 @@ async def test_a_stopping_server_ends_streams_with_unavailable() -> None:
         yield asking("waiting", 0, "a")
         await gate.wait()
 
-    async with live({"waiting": Plain(infer)}, grace=10) as door:
-        call = door.stream_infer(open_ended())
+    async with live({"waiting": Plain(infer)}, grace=10) as server:
+        call = server.stream_infer(open_ended())
         await call.read()
-        stopping = asyncio.ensure_future(door.server.stop())
+        stopping = asyncio.ensure_future(server.server.stop())
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call.read()
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE

@@ -1,4 +1,4 @@
-"""What TensorFlow Serving's doors do with requests that are large, odd or meant to harm."""
+"""What TensorFlow Serving's protocol does with requests that are large, odd or meant to harm."""
 
 from __future__ import annotations
 

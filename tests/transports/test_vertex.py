@@ -65,16 +65,16 @@ class Failing(Half):
 @asynccontextmanager
 async def served(**options: Any) -> AsyncIterator[Live]:
     models = {"sums": Sums(), "half": Half(), "mixed": Mixed(), "failing": Failing()}
-    async with live(models, vertex_endpoints=ENDPOINTS, **options) as door:
-        yield door
+    async with live(models, vertex_endpoints=ENDPOINTS, **options) as server:
+        yield server
 
 
 async def ask(
-    door: Live, target: str, body: object = None, verb: str = "POST", headers: Mapping[str, str] | None = None
+    server: Live, target: str, body: object = None, verb: str = "POST", headers: Mapping[str, str] | None = None
 ) -> tuple[int, Any]:
     data = body if isinstance(body, bytes) else json.dumps(body)
-    url = f"{door.url.removesuffix('/v2')}/{target}"
-    async with door.session.request(verb, url, data=data, headers=headers) as answer:
+    url = f"{server.url.removesuffix('/v2')}/{target}"
+    async with server.session.request(verb, url, data=data, headers=headers) as answer:
         return answer.status, json.loads(await answer.read())
 
 
@@ -109,22 +109,22 @@ async def test_predictions_of_an_endpoint(
     api: str, endpoint: str, model: str, body: object, predictions: list[Any]
 ) -> None:
     """As google-cloud-aiplatform sends them: a protobuf Value has no integers, and 1 comes as 1.0."""
-    async with served() as door:
+    async with served() as server:
         target = f"{api}/{LOCATION}/endpoints/{endpoint}:predict?%24alt=json%3Benum-encoding%3Dint"
-        assert await ask(door, target, body) == (200, {"predictions": predictions, **deployed(model)})
+        assert await ask(server, target, body) == (200, {"predictions": predictions, **deployed(model)})
 
 
 @pytest.mark.parametrize("api", ["v1", "v1beta1"])
 @pytest.mark.parametrize("method", ["rawPredict", "streamRawPredict"])
 async def test_raw_predictions_are_the_containers(api: str, method: str) -> None:
-    async with served() as door:
+    async with served() as server:
         for body, expected in (
             ({"instances": [[1, 2]]}, {"predictions": [3]}),
             ({"inputs": [[1, 2]]}, {"outputs": [3]}),
             ({"inputs": {"x": [[1, 2]]}, "signature_name": "serving_default"}, {"outputs": [3]}),
         ):
-            url = f"{door.url.removesuffix('/v2')}/{api}/{LOCATION}/endpoints/42:{method}"
-            async with door.session.post(url, data=json.dumps(body)) as answer:
+            url = f"{server.url.removesuffix('/v2')}/{api}/{LOCATION}/endpoints/42:{method}"
+            async with server.session.post(url, data=json.dumps(body)) as answer:
                 assert (answer.status, json.loads(await answer.read())) == (200, expected)
                 assert answer.headers["X-Vertex-AI-Endpoint-Id"] == "42"
                 assert answer.headers["X-Vertex-AI-Deployed-Model-Id"] == "sums"
@@ -134,22 +134,22 @@ async def test_a_raw_request_in_an_http_body_is_answered_in_one() -> None:
     """What google-cloud-aiplatform reads over REST: an object, and for a stream a list of them."""
     data = b'{"instances": [[1, 2]]}'
     body = {"httpBody": {"contentType": "application/json", "data": base64.b64encode(data).decode()}}
-    async with served() as door:
-        status, answer = await ask(door, f"v1/{LOCATION}/endpoints/42:rawPredict", body)
-        _, stream = await ask(door, f"v1/{LOCATION}/endpoints/42:streamRawPredict", body)
+    async with served() as server:
+        status, answer = await ask(server, f"v1/{LOCATION}/endpoints/42:rawPredict", body)
+        _, stream = await ask(server, f"v1/{LOCATION}/endpoints/42:streamRawPredict", body)
     assert (status, answer["contentType"], stream) == (200, "application/json", [answer])
     assert json.loads(base64.b64decode(answer["data"])) == {"predictions": [3]}
 
 
 async def test_what_an_endpoint_is() -> None:
-    async with served() as door:
+    async with served() as server:
         model = {"id": "sums", "model": f"{LOCATION}/models/sums", "displayName": "sums", "modelVersionId": "1"}
         endpoint = f"{LOCATION}/endpoints/42"
         named = {"name": endpoint, "displayName": "sums", "deployedModels": [model], "trafficSplit": {"sums": 100}}
-        assert await ask(door, f"v1/{endpoint}", verb="GET") == (200, named)
+        assert await ask(server, f"v1/{endpoint}", verb="GET") == (200, named)
         missing = f"{LOCATION}/endpoints/9"
         text = f"The endpoint '{missing}' was not found, or is not ready."
-        assert await ask(door, f"v1/{missing}", verb="GET") == error(404, "NOT_FOUND", text)
+        assert await ask(server, f"v1/{missing}", verb="GET") == error(404, "NOT_FOUND", text)
 
 
 @pytest.mark.parametrize("method", ["predict", "rawPredict"])
@@ -168,12 +168,12 @@ async def test_what_an_endpoint_is() -> None:
 async def test_an_error_has_googles_form(
     method: str, endpoint: str, body: object, code: int, status: str, text: str
 ) -> None:
-    async with served() as door:
-        got, answer = await ask(door, f"v1/{LOCATION}/endpoints/{endpoint}:{method}", body)
+    async with served() as server:
+        got, answer = await ask(server, f"v1/{LOCATION}/endpoints/{endpoint}:{method}", body)
         assert (got, answer["error"]["code"], answer["error"]["status"]) == (code, code, status)
         if body != {} or method == "predict":
             assert answer["error"]["message"].startswith(text)
-        assert (await ask(door, f"v1/{LOCATION}/endpoints/42:{method}", {"instances": [[1, 2]]}))[0] == 200
+        assert (await ask(server, f"v1/{LOCATION}/endpoints/42:{method}", {"instances": [[1, 2]]}))[0] == 200
 
 
 @pytest.mark.parametrize(
@@ -189,8 +189,8 @@ async def test_an_error_has_googles_form(
     ],
 )
 async def test_what_is_not_served_is_said_in_googles_form(verb: str, target: str) -> None:
-    async with served() as door:
-        code, answer = await ask(door, target, {}, verb)
+    async with served() as server:
+        code, answer = await ask(server, target, {}, verb)
     assert (code, answer["error"]["code"], answer["error"]["status"]) == (404, 404, "NOT_FOUND")
     assert answer["error"]["message"].startswith(f"{verb} /{target} is not supported")
 
@@ -210,10 +210,10 @@ async def test_googles_clients_get_googles_form_on_every_path_of_a_project(
     verb: str, target: str, body: object, code: int, status: str
 ) -> None:
     """Others get AI Platform's, but for a model that there is not."""
-    async with served() as door:
-        got, answer = await ask(door, target, body, verb, GOOGLES)
+    async with served() as server:
+        got, answer = await ask(server, target, body, verb, GOOGLES)
         assert (got, answer["error"]["code"], answer["error"]["status"]) == (code, code, status)
-        _, plain = await ask(door, target, body, verb)
+        _, plain = await ask(server, target, body, verb)
         is_models = code == 404 and body is not None and ":predict" in target
         assert plain["error"] == (answer["error"] if is_models else answer["error"]["message"])
 
@@ -230,12 +230,12 @@ async def test_googles_clients_get_googles_form_on_every_path_of_a_project(
 async def test_refusals_have_googles_form(target: str, tmp_path: Any) -> None:
     token = secrets.token_hex(16)
     rules = write(tmp_path / "access.toml", client("reader", [token], ["inspect"]))
-    async with served(access=str(rules)) as door:
-        code, answer = await ask(door, target, {"instances": [1.0]})
+    async with served(access=str(rules)) as server:
+        code, answer = await ask(server, target, {"instances": [1.0]})
         assert (code, answer["error"]["code"], answer["error"]["status"]) == (401, 401, "UNAUTHENTICATED")
         assert answer["error"]["message"].startswith("infer needs credentials")
         bearer = {"authorization": f"Bearer {token}"}
-        code, answer = await ask(door, target, {"instances": [1.0]}, headers=bearer)
+        code, answer = await ask(server, target, {"instances": [1.0]}, headers=bearer)
         assert (code, answer["error"]["code"], answer["error"]["status"]) == (403, 403, "PERMISSION_DENIED")
 
 
@@ -246,13 +246,13 @@ def values(*given: Any) -> list[Any]:
     return [json_format.ParseDict(one, VALUE()) for one in given]
 
 
-async def call(door: Live, method: str, request: Any) -> bytes:
+async def call(server: Live, method: str, request: Any) -> bytes:
     """The response's bytes; of a stream the only message's."""
     data = request.SerializeToString()
     if method.startswith("Stream"):
-        (answer,) = [message async for message in door.channel.unary_stream(SERVICE + method)(data)]
+        (answer,) = [message async for message in server.channel.unary_stream(SERVICE + method)(data)]
     else:
-        answer = await door.channel.unary_unary(SERVICE + method)(data)
+        answer = await server.channel.unary_unary(SERVICE + method)(data)
     assert isinstance(answer, bytes)
     return answer
 
@@ -278,8 +278,8 @@ async def test_predictions_over_grpc(
     request = pb.PredictRequest(endpoint=f"{LOCATION}/endpoints/{endpoint}", instances=values(*instances))
     if parameters is not None:
         request.parameters.CopyFrom(values(parameters)[0])
-    async with served() as door:
-        answer = pb.PredictResponse.FromString(await call(door, "Predict", request))
+    async with served() as server:
+        answer = pb.PredictResponse.FromString(await call(server, "Predict", request))
     assert json_format.MessageToDict(answer) == {"predictions": predictions, **deployed(model)}
 
 
@@ -295,8 +295,8 @@ async def test_predictions_over_grpc(
 async def test_raw_predictions_over_grpc(method: str, body: object, expected: object) -> None:
     request = pb.RawPredictRequest(endpoint=f"{LOCATION}/endpoints/42")
     request.http_body.data = json.dumps(body).encode()
-    async with served() as door:
-        answer = HttpBody.FromString(await call(door, method, request))
+    async with served() as server:
+        answer = HttpBody.FromString(await call(server, method, request))
     assert (answer.content_type, json.loads(answer.data)) == ("application/json", expected)
 
 
@@ -318,29 +318,29 @@ async def test_raw_predictions_over_grpc(method: str, body: object, expected: ob
     ],
 )
 async def test_errors_over_grpc(endpoint: str, instances: list[Any], code: str, text: str) -> None:
-    async with served() as door:
+    async with served() as server:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await call(door, "Predict", pb.PredictRequest(endpoint=endpoint, instances=values(*instances)))
+            await call(server, "Predict", pb.PredictRequest(endpoint=endpoint, instances=values(*instances)))
         error = caught.value
         assert (error.code().name, str(error.details())[: len(text)]) == (code, text)
         fine = pb.PredictRequest(endpoint=f"{LOCATION}/endpoints/half", instances=values(1))
-        assert await call(door, "Predict", fine)
+        assert await call(server, "Predict", fine)
 
 
 async def test_a_number_that_json_lacks_over_grpc() -> None:
     request = pb.PredictRequest(
         endpoint=f"{LOCATION}/endpoints/half", instances=[VALUE(number_value=float("nan"))]
     )
-    async with served() as door:
+    async with served() as server:
         with pytest.raises(grpc.aio.AioRpcError, match="instances: "):
-            await call(door, "Predict", request)
+            await call(server, "Predict", request)
 
 
 async def test_numbers_that_never_end_are_read_once() -> None:
     """A megabyte of digits, quotes and escapes: linear time, and an error."""
-    async with served() as door:
+    async with served() as server:
         for body in (b"1" * 10**6, b'"' + rb"\"" * 500_000, b"1." * 500_000, b"1e" * 500_000, b"-" * 10**6):
-            code, _ = await ask(door, f"v1/{LOCATION}/endpoints/42:predict", body)
+            code, _ = await ask(server, f"v1/{LOCATION}/endpoints/42:predict", body)
             assert code == 400
 
 

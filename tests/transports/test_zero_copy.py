@@ -47,8 +47,8 @@ async def test_a_grpc_tensor_is_a_view_of_the_message() -> None:
     model = Keeping()
     sent = np.arange(COUNT, dtype=np.float32)
     message = request("keeping", sent.tobytes())
-    async with live({"keeping": model}) as door:
-        await door.infer(message)
+    async with live({"keeping": model}) as server:
+        await server.infer(message)
     array = model.kept[0]
     np.testing.assert_array_equal(array, sent)
     # The whole message, not only the tensor's part of it, is what holds the memory.
@@ -65,10 +65,10 @@ async def test_a_binary_rest_tensor_is_a_view_of_the_body() -> None:
         sent.nbytes,
     )
     body = head + sent.tobytes()
-    async with live({"keeping": model}) as door:
+    async with live({"keeping": model}) as server:
         headers = {"Inference-Header-Content-Length": str(len(head))}
-        async with door.session.post(
-            f"{door.url}/models/keeping/infer", data=io.BytesIO(body), headers=headers
+        async with server.session.post(
+            f"{server.url}/models/keeping/infer", data=io.BytesIO(body), headers=headers
         ) as response:
             assert response.status == 200
     array = model.kept[0]

@@ -248,8 +248,8 @@ async def check_error_no_input(t):
 
 async def check_error_decoupled(t):
     call = t.client.infer("token_stream", [t.input("text", strings([b"a b"])[0])])
-    door = "HTTP end point" if t.http else "ModelInfer RPC"
-    text = f"{door} doesn't support models with decoupled transaction policy"
+    interface = "HTTP end point" if t.http else "ModelInfer RPC"
+    text = f"{interface} doesn't support models with decoupled transaction policy"
     await t.refused(call, text, grpc="UNIMPLEMENTED", http=501)
 
 

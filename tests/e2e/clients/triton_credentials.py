@@ -22,7 +22,7 @@ def token():
     return {"authorization": "Bearer secret-of-friend"}
 
 
-class Door:
+class ClientWithCredentials:
     """How one of the two modules makes clients, and its plugin."""
 
     def __init__(self, module, plugin, address):
@@ -36,50 +36,50 @@ class Door:
         assert (answer.as_numpy("y") == DATA).all()
 
 
-def assert_refused(door, code, **options):
+def assert_refused(client, code, **options):
     with checks.Raises(InferenceServerException) as caught:
-        door.infer(**options)
+        client.infer(**options)
     assert code in str(caught.error.status()), caught.error.status()
     assert "secret" not in str(caught.error)
 
 
-async def check_plugin(doors):
-    for door in doors:
-        door.client.register_plugin(door.plugin("friend", "secret-of-friend"))
-        door.infer()
-        door.client.unregister_plugin()
+async def check_plugin(clients):
+    for client in clients:
+        client.client.register_plugin(client.plugin("friend", "secret-of-friend"))
+        client.infer()
+        client.client.unregister_plugin()
 
 
-async def check_plugin_with_a_wrong_password(doors):
-    for door, code in zip(doors, ("UNAUTHENTICATED", "401"), strict=True):
-        door.client.register_plugin(door.plugin("friend", "secret-of-nobody"))
-        assert_refused(door, code)
-        door.client.unregister_plugin()
+async def check_plugin_with_a_wrong_password(clients):
+    for client, code in zip(clients, ("UNAUTHENTICATED", "401"), strict=True):
+        client.client.register_plugin(client.plugin("friend", "secret-of-nobody"))
+        assert_refused(client, code)
+        client.client.unregister_plugin()
 
 
-async def check_headers(doors):
-    for door, code in zip(doors, ("UNAUTHENTICATED", "401"), strict=True):
-        door.infer(headers=token())
-        door.infer(headers={"x-api-key": "secret-of-friend"})
-        assert_refused(door, code)
+async def check_headers(clients):
+    for client, code in zip(clients, ("UNAUTHENTICATED", "401"), strict=True):
+        client.infer(headers=token())
+        client.infer(headers={"x-api-key": "secret-of-friend"})
+        assert_refused(client, code)
 
 
-async def check_health_without_any(doors):
-    for door in doors:
-        assert door.client.is_server_live()
-        assert door.client.is_server_ready()
-        assert door.client.is_model_ready("identity_fp32")
+async def check_health_without_any(clients):
+    for client in clients:
+        assert client.client.is_server_live()
+        assert client.client.is_server_ready()
+        assert client.client.is_model_ready("identity_fp32")
 
 
-async def check_what_the_client_may_not(doors):
-    for door, code in zip(doors, ("PERMISSION_DENIED", "403"), strict=True):
+async def check_what_the_client_may_not(clients):
+    for client, code in zip(clients, ("PERMISSION_DENIED", "403"), strict=True):
         with checks.Raises(InferenceServerException) as caught:
-            door.client.load_model("identity_fp32", headers=token())
+            client.client.load_model("identity_fp32", headers=token())
         assert code in str(caught.error.status()), caught.error.status()
 
 
-async def check_stream(doors):
-    grpc = doors[0]
+async def check_stream(clients):
+    grpc = clients[0]
     answers = []
     grpc.client.start_stream(lambda result, error: answers.append((result, error)), headers=token())
     tensor = grpc.module.InferInput("x", [1, 2], "FP32")
@@ -94,8 +94,8 @@ async def check_stream(doors):
 @asynccontextmanager
 async def subject():
     yield (
-        Door(tritonclient.grpc, GrpcBasicAuth, sys.argv[1]),
-        Door(tritonclient.http, HttpBasicAuth, sys.argv[2]),
+        ClientWithCredentials(tritonclient.grpc, GrpcBasicAuth, sys.argv[1]),
+        ClientWithCredentials(tritonclient.http, HttpBasicAuth, sys.argv[2]),
     )
 
 
