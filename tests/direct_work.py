@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from triglot.core.awaiting import Responses
 from triglot.core.call import Call
 from triglot.core.errors import ServingError
-from triglot.core.running import Responses, Sink
+from triglot.core.running import Sink
 from triglot.executors.work import Inputs, Receiver, Work
 from triglot.scheduling.servable import Servable
 

@@ -14,10 +14,10 @@ import pytest
 
 import triglot
 from served_models import Arrays, Function, Gated, Served, ensemble, ints, serving, step, twice
+from triglot.core.awaiting import Responses
 from triglot.core.call import Call
 from triglot.core.errors import Code, ServingError
 from triglot.core.operation import EVERYTHING
-from triglot.core.running import Responses
 from triglot.core.types import InferenceRequest, InputTensor
 from triglot.dataplane.dataplane import Decoupled
 from triglot.model.ensemble import MAX_RUNS

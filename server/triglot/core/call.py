@@ -11,31 +11,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from time import monotonic
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Literal
 
 from triglot.core.errors import Code, DeadlineExceeded
 from triglot.core.operation import EVERYTHING, Operation, Permission
 from triglot.core.request_scheduling import PLAIN, own_parameters
+from triglot.core.roles import Expiring, Outlet
 from triglot.core.statistics import CallTimes, Statistics
 from triglot.core.trace_context import Span, checked, received_context
 from triglot.core.types import NO_INPUT_PARAMETERS, Exchange, InputParameters, ParameterValue
 
 Metadata = Iterable[tuple[str, str | bytes]]
-INFER = Operation.INFER
-REQUEST_ID = "x-request-id"
+INFER: Final = Operation.INFER
+REQUEST_ID: Final = "x-request-id"
 """Header with the id of a request whose body has none."""
-MAX_MODEL_CALLS = 16
+MAX_MODEL_CALLS: Final = 16
 """Longest chain of models that call each other; an ensemble calls the models of its steps."""
-
-
-class Outlet(Protocol):
-    """Sink for the responses of one call; may be used on any thread."""
-
-    def respond(self, answer: Any) -> bool:
-        """Send one response; return False once the stream is closed. See `Call.respond`."""
-
-    def finish(self) -> None:
-        """End the stream: no more responses follow."""
 
 
 class _Closed:
@@ -46,7 +37,7 @@ class _Closed:
         pass
 
 
-CLOSED: Outlet = _Closed()
+CLOSED: Final[Outlet] = _Closed()
 """Outlet of a call that takes no pushed responses, or no longer takes them."""
 
 
@@ -378,19 +369,12 @@ log = logging.getLogger(__name__)
 
 # --- deadlines ---
 
-TICKS = 256
+TICKS: Final = 256
 """Ticks per second."""
-MIN_SECONDS = 0.001
+MIN_SECONDS: Final = 0.001
 """Shortest delay of the loop's timers, in seconds: their resolution."""
-STALE_TICKS = 1024
+STALE_TICKS: Final = 1024
 """Stale ticks that the heap may hold, besides twice the number of ticks with entries, before it is rebuilt."""
-
-
-class Expiring(Protocol):
-    """An entry with a deadline; compared by identity."""
-
-    def expire(self) -> object:
-        """Handle the passed deadline."""
 
 
 class TimerWheel:

@@ -11,18 +11,21 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
+from triglot.core.compiling import mypyc_attr
 from triglot.core.errors import Cancelled, ServingError
 
 Defer = Callable[[Callable[[], None]], object]
 """Runs a function soon, on the event loop, as `call_soon` does."""
 
 
+@mypyc_attr(native_class=False)
 class CallCancelled(Cancelled):
     """The caller cancelled: nobody waits for the response."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Sink(ABC):
     """Where responses go. `end` is called once, after the last `send`; maybe before the work's start returns."""
 
@@ -50,6 +53,7 @@ class Sink(ABC):
         return True
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Running(ABC):
     """Work that was started with a `Sink`.
 
@@ -69,6 +73,7 @@ class Running(ABC):
         """Send on: the sink, which has returned False, has room for the next response."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Requests(ABC):
     """The requests of a bidirectional stream that have arrived. On the event loop."""
 
@@ -84,6 +89,7 @@ class Requests(ABC):
         """Return the next request, or None if none has arrived. Raise `ServingError`."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Conversation(Running):
     """Work on a bidirectional stream, which takes its `Requests` as it has room for them."""
 
@@ -94,6 +100,7 @@ class Conversation(Running):
         """Take requests: some have arrived, or the end. Called once for requests that arrive together."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Watcher(ABC):
     """Observes the responses of one request: its trace, its record."""
 
@@ -106,108 +113,3 @@ class Watcher(ABC):
     @abstractmethod
     def on_end(self, response: Any) -> None:
         """Note the end; with the response of a request that has one, else None."""
-
-
-class Cancellable(Protocol):
-    """Anything that can be cancelled. On the event loop."""
-
-    def cancel(self) -> object:
-        """Cancel it: its result is no longer needed. It ends as soon as its code allows."""
-
-
-class RunningCall(Cancellable, Protocol):
-    """A call of a transport, with the methods of `asyncio.Task` that its owner needs."""
-
-    def cancelling(self) -> int:
-        """Return the number of pending cancellations, as `asyncio.Task.cancelling` does."""
-
-    def done(self) -> bool:
-        """Whether it has ended."""
-
-    def add_done_callback(self, callback: Callable[[Any], object], /) -> object:
-        """Call `callback` with this object once it has ended; it has not ended yet."""
-
-
-async def cancel(running: Running) -> None:
-    """Cancel it, and wait until its code on the loop has ended."""
-    running.cancel()
-    waited = False
-    while not waited and not running.over and (task := running.task) is not None:
-        try:
-            await asyncio.wait([task])
-            waited = True
-        except asyncio.CancelledError:
-            running.cancel()  # Again, since user code may have suppressed the first cancellation.
-
-
-class Responses(Sink):
-    """The adapter for code that awaits: iterates over the responses of the work that `start` starts.
-
-    The next response is made only when it is asked for. Close it, with `aclosing`, unless it was read to its end.
-    """
-
-    __slots__ = ("_ended", "_error", "_reader", "_responses", "_running")
-
-    def __init__(self, start: Callable[[Sink], Running]) -> None:
-        self._responses: list[Any] = []
-        self._ended = False
-        self._error: ServingError | None = None
-        self._reader: asyncio.Future[None] | None = None
-        self._running: Running | None = None
-        running = start(self)
-        if not self._ended:
-            self._running = running
-
-    def send(self, response: Any, /) -> bool:
-        """See `Sink`."""
-        self._responses.append(response)
-        self._wake()
-        return False
-
-    def end(self, error: ServingError | None, /) -> None:
-        """See `Sink`."""
-        self._ended, self._error = True, error
-        self._running = None  # It refers to this sink.
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
-
-    def __aiter__(self) -> Responses:
-        return self
-
-    async def __anext__(self) -> Any:
-        """Return the next response. Raise the `ServingError` that ended the work.
-
-        If this is cancelled, the work is cancelled, too, and its code on the loop awaited.
-        """
-        if not self._responses and self._running is not None:
-            self._running.resume()
-        while not self._responses and not self._ended:
-            self._reader = asyncio.get_running_loop().create_future()
-            try:
-                await self._reader
-            except asyncio.CancelledError:
-                await self.aclose()
-                raise
-        if self._responses:
-            return self._responses.pop(0)
-        error, self._error = self._error, None
-        if error is None:
-            raise StopAsyncIteration
-        try:
-            raise error
-        finally:
-            del error  # Its traceback refers to this frame.
-
-    async def only(self) -> Any:
-        """Return the response of work that sends one. Raise as iterating does."""
-        response = await anext(self)
-        await self.aclose()
-        return response
-
-    async def aclose(self) -> None:
-        """Cancel the work unless it has ended, and wait until its code on the loop has ended."""
-        if self._running is not None:
-            await cancel(self._running)

@@ -72,8 +72,10 @@ def _unshared() -> tuple[int, int, int]:
 
     Measured, since interpreters differ in how many references the call itself adds.
     """
-    response = InferenceResponse("m", "1", "", [], answer={"y": np.empty(2)[:1]})
-    output = OutputTensor("y", "FP64", response.answer["y"])  # type: ignore[index]  # The dict above.
+    response = InferenceResponse("m", "1", "", [])
+    response.answer = answer = {"y": np.empty(2)[:1]}
+    output = OutputTensor("y", "FP64", answer["y"])
+    del answer
     return _answer_references(response), _references(output), _owner_references(output)
 
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
+from triglot.core.compiling import mypyc_attr
 from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.tensor import DATATYPES, Array, Buffer, MessageBytes
 
 ParameterValue = bool | int | float | str
 InputParameters = Mapping[str, Mapping[str, ParameterValue]]
 """Parameters of single inputs, by input name."""
-NO_INPUT_PARAMETERS: InputParameters = MappingProxyType({})
+NO_INPUT_PARAMETERS: Final[InputParameters] = MappingProxyType({})
 
 
+@mypyc_attr(native_class=False)
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """A named input or output of a model.
@@ -61,14 +63,16 @@ def is_unicode(value: object) -> bool:
     return True
 
 
-@dataclass(slots=True)
 class InputTensor:
     """An input tensor as received: `data` is raw little-endian bytes, or a flat array of the elements."""
 
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-    data: Buffer | Array
+    __slots__ = ("data", "datatype", "name", "shape")
+
+    def __init__(self, name: str, datatype: str, shape: tuple[int, ...], data: Buffer | Array) -> None:
+        self.name = name
+        self.datatype = datatype
+        self.shape = shape
+        self.data = data
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +104,6 @@ class TensorOptions:
     outputs: Mapping[str, OutputOptions]
 
 
-@dataclass(slots=True)
 class InferenceRequest:
     """One request for one model, independent of the protocol. An empty version or signature means the default one.
 
@@ -110,28 +113,59 @@ class InferenceRequest:
     which the response is formed: predict, classify or regress.
     """
 
-    model_name: str
-    model_version: str = ""
-    id: str = ""
-    inputs: list[InputTensor] = field(default_factory=list)
-    outputs: Sequence[str] = ()
-    parameters: dict[str, ParameterValue] = field(default_factory=dict)
-    signature_name: str = ""
-    lenient_shapes: bool = False
-    options: TensorOptions | None = None
-    input_parameters: InputParameters | None = None
-    method: str = "predict"
+    __slots__ = (
+        "id",
+        "input_parameters",
+        "inputs",
+        "lenient_shapes",
+        "method",
+        "model_name",
+        "model_version",
+        "options",
+        "outputs",
+        "parameters",
+        "signature_name",
+    )
+
+    def __init__(
+        self,
+        model_name: str,
+        model_version: str = "",
+        id: str = "",  # noqa: A002 - the protocols' own name.
+        inputs: list[InputTensor] | None = None,
+        outputs: Sequence[str] = (),
+        parameters: dict[str, ParameterValue] | None = None,
+        signature_name: str = "",
+        lenient_shapes: bool = False,
+        options: TensorOptions | None = None,
+        input_parameters: InputParameters | None = None,
+        method: str = "predict",
+    ) -> None:
+        self.model_name = model_name
+        self.model_version = model_version
+        self.id = id
+        self.inputs: list[InputTensor] = [] if inputs is None else inputs
+        self.outputs = outputs
+        self.parameters: dict[str, ParameterValue] = {} if parameters is None else parameters
+        self.signature_name = signature_name
+        self.lenient_shapes = lenient_shapes
+        self.options = options
+        self.input_parameters = input_parameters
+        self.method = method
 
 
-@dataclass(slots=True)
 class OutputTensor:
     """An output; `datatype` is the signature's. BYTES may be an object array or one of numpy's text dtypes."""
 
-    name: str
-    datatype: str
-    array: Array
+    __slots__ = ("array", "datatype", "name")
+
+    def __init__(self, name: str, datatype: str, array: Array) -> None:
+        self.name = name
+        self.datatype = datatype
+        self.array = array
 
 
+@mypyc_attr(native_class=False)
 class Answer(dict[str, Any]):
     """A model's response with more than a dict can say: outputs by name, and `parameters` of the response.
 
@@ -154,7 +188,6 @@ class Answer(dict[str, Any]):
         self.partial = partial
 
 
-@dataclass(slots=True)
 class InferenceResponse:
     """The response of one execution.
 
@@ -164,17 +197,41 @@ class InferenceResponse:
     arrays.
     """
 
-    model_name: str
-    model_version: str
-    id: str
-    outputs: list[OutputTensor]
-    parameters: dict[str, ParameterValue] = field(default_factory=dict)
-    final: bool = False
-    placed: frozenset[str] = frozenset()
-    typed: bool = False
-    answer: object = None
+    __slots__ = (
+        "answer",
+        "final",
+        "id",
+        "model_name",
+        "model_version",
+        "outputs",
+        "parameters",
+        "placed",
+        "typed",
+    )
+
+    def __init__(
+        self,
+        model_name: str,
+        model_version: str,
+        id: str,  # noqa: A002 - the protocols' own name.
+        outputs: list[OutputTensor],
+        parameters: dict[str, ParameterValue] | None = None,
+        final: bool = False,
+        placed: frozenset[str] = frozenset(),
+        typed: bool = False,
+    ) -> None:
+        self.model_name = model_name
+        self.model_version = model_version
+        self.id = id
+        self.outputs = outputs
+        self.parameters: dict[str, ParameterValue] = {} if parameters is None else parameters
+        self.final = final
+        self.placed = placed
+        self.typed = typed
+        self.answer: object = None
 
 
+@mypyc_attr(native_class=False)
 class HttpChunk(bytes):
     """A response of an HTTP stream that is sent unchanged."""
 

@@ -11,6 +11,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any, Final, TypeVar
 
+from triglot.core.awaiting import Responses
 from triglot.core.call import Call, Reach, no_models
 from triglot.core.errors import (
     Internal,
@@ -24,7 +25,7 @@ from triglot.core.errors import (
 from triglot.core.operation import EVERYTHING, Permission
 from triglot.core.request_scheduling import scheduling_of
 from triglot.core.response_buffer import NOTHING
-from triglot.core.running import Defer, Responses, Sink, Watcher
+from triglot.core.running import Defer, Sink, Watcher
 from triglot.core.tensor import LONG_BYTES, Array
 from triglot.core.types import Answer, InferenceRequest, InferenceResponse
 from triglot.dataplane.control import LOAD_MODEL, RELOAD, UNLOAD_MODEL, Arguments, Control

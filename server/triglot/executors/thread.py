@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from triglot.core.errors import Unavailable, queue_full
 from triglot.core.running import Defer
@@ -28,11 +28,11 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-PAUSE_SECONDS = 0.1
+PAUSE_SECONDS: Final = 0.1
 """Pause of a thread that failed to take work from the queue, before it retries: the failure may recur."""
 
 
-_ONE = (1).to_bytes(8, sys.byteorder)
+_ONE: Final = (1).to_bytes(8, sys.byteorder)
 
 
 class Doorbell:

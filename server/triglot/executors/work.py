@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sized
 from contextlib import closing, suppress
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from triglot.core.call import Call
 from triglot.core.compiling import trait
@@ -50,10 +50,10 @@ Hook = Callable[[Function, Inputs, Call], Any]
 
 E = TypeVar("E", bound=BaseException)
 
-BEFORE_START = "before the request was started"
-WHILE_WAITING = "while the request waited in the queue"
-WHILE_RUNNING = "while the model ran"
-WHILE_STREAMING = "while the model was streaming"
+BEFORE_START: Final = "before the request was started"
+WHILE_WAITING: Final = "while the request waited in the queue"
+WHILE_RUNNING: Final = "while the model ran"
+WHILE_STREAMING: Final = "while the model was streaming"
 
 
 def is_cancelled(error: BaseException) -> bool:

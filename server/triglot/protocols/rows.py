@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
 
+from triglot.core.awaiting import Responses
 from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument, PayloadTooLarge, ServingError
 from triglot.core.http import HttpRequest, HttpResponse, StreamForm, no_work
 from triglot.core.operation import Operation
-from triglot.core.running import Conversation, Defer, Requests, Responses, Running, Sink
+from triglot.core.running import Conversation, Defer, Requests, Running, Sink
 from triglot.core.tensor import MessageBytes, Scattered
 from triglot.model.signature import ModelMetadata
 from triglot.protocols.api_operation import ApiOperation

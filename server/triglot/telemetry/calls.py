@@ -11,7 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from triglot.core.call import Call
 from triglot.core.errors import Code
@@ -20,10 +20,10 @@ from triglot.core.statistics import Histogram
 from triglot.core.trace_context import TRACEPARENT, TRACESTATE, Span
 from triglot.telemetry.points import Points
 
-ENDED = -1
+ENDED: Final = -1
 """Version number under which the calls of a model's older ended versions are merged."""
-RECENT_SECONDS = 10
-RECENT_CALLS = 1000
+RECENT_SECONDS: Final = 10
+RECENT_CALLS: Final = 1000
 """A model's recent calls: those of this many seconds, and at most this many of their latencies."""
 
 
@@ -35,7 +35,7 @@ class Kind(NamedTuple):
     code: Code
 
 
-DEADLINE_SLACK = 0.02
+DEADLINE_SLACK: Final = 0.02
 """Seconds before its deadline from which a cancelled call counts as timed out: the client's clock started
 earlier."""
 
@@ -185,11 +185,11 @@ class Second:
 
 MAX_MODEL_NAMES, MAX_NAME = 16, 128
 """Limits on the number and length (in characters) of unknown model names that are counted separately."""
-REFUSALS = (Code.UNAUTHENTICATED, Code.PERMISSION_DENIED)
+REFUSALS: Final = (Code.UNAUTHENTICATED, Code.PERMISSION_DENIED)
 """Codes of calls whose model is not counted without a version: nothing that refused clients sent is kept."""
-MAX_KINDS = 20_000
+MAX_KINDS: Final = 20_000
 """Limit on kinds of calls; above it, the least recently used ones are dropped."""
-ENDED_KEPT = 5
+ENDED_KEPT: Final = 5
 """Ended versions of a model whose statistics are kept, as their last values may not have been read yet."""
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from triglot.core.running import Cancellable
+from triglot.core.roles import Cancellable
 from triglot.core.tensor import MessageBytes
 from triglot.transports.request_bytes import RequestBytes
 

@@ -15,7 +15,8 @@ from triglot.core.call import Call
 from triglot.core.compiling import mypyc_attr
 from triglot.core.errors import ServingError, Unauthenticated
 from triglot.core.operation import ADMINISTRATION, WITHDRAWN
-from triglot.core.running import CallCancelled, Cancellable, Defer, Running, Sink
+from triglot.core.roles import Cancellable
+from triglot.core.running import CallCancelled, Defer, Running, Sink
 from triglot.protocols.rows import InferenceHandler
 from triglot.transports.off_loop import OFF_LOOP_BYTES, guarded, pass_on, send_slowly, unchanged
 

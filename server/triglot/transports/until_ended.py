@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from triglot.core.running import RunningCall
+from triglot.core.roles import RunningCall
 
 
 async def ended(start: Callable[[Callable[[Any], object]], RunningCall | None]) -> None:

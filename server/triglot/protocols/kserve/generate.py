@@ -12,11 +12,12 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any
 
+from triglot.core.awaiting import Responses
 from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument, ServingError, Unimplemented
 from triglot.core.http import HttpRequest, HttpResponse, StreamForm
 from triglot.core.operation import Operation
-from triglot.core.running import Defer, Responses, Running, Sink
+from triglot.core.running import Defer, Running, Sink
 from triglot.core.types import InferenceRequest, InferenceResponse
 from triglot.dataplane.dataplane import DataPlane
 from triglot.model.signature import Signature

@@ -17,7 +17,8 @@ from typing import Any
 
 from triglot.core.errors import ServingError, as_serving_error
 from triglot.core.response_buffer import MAX_UNREAD_BYTES
-from triglot.core.running import CallCancelled, Cancellable, Conversation, Requests, Sink
+from triglot.core.roles import Cancellable
+from triglot.core.running import CallCancelled, Conversation, Requests, Sink
 from triglot.protocols.kserve.stream_requests import ResponseSlot, StreamRequests
 from triglot.scheduling.servable import Limits
 

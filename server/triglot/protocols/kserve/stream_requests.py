@@ -10,7 +10,8 @@ from typing import Any, Protocol
 from triglot.core.call import Call
 from triglot.core.coroutine_work import CoroutineWork, IteratedWork
 from triglot.core.errors import Code, Internal, ServingError, as_serving_error, outcome, refusal_of
-from triglot.core.running import CallCancelled, Cancellable, Running, Sink
+from triglot.core.roles import Cancellable
+from triglot.core.running import CallCancelled, Running, Sink
 from triglot.core.tensor import LONG_BYTES
 from triglot.core.trace_context import TRACEPARENT
 from triglot.core.types import InferenceRequest, InferenceResponse

@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -95,7 +94,9 @@ class Record(Watcher):
             return
         try:
             # After the response has been sent, the model may reuse its arrays.
-            self.outputs = [replace(output, array=output.array.copy()) for output in response.outputs]
+            self.outputs = [
+                OutputTensor(output.name, output.datatype, output.array.copy()) for output in response.outputs
+            ]
         except MemoryError as error:
             self._log.drop(self.model, repr(error))
             return
@@ -153,7 +154,9 @@ def _field(number: int, payload: bytes) -> bytes:
 
 def _own_copy(tensor: InputTensor) -> InputTensor:
     """Return the tensor with bytes that no other code can change."""
-    return replace(tensor, data=bytes(tensor.data)) if isinstance(tensor.data, Buffer) else tensor
+    if not isinstance(tensor.data, Buffer):
+        return tensor
+    return InputTensor(tensor.name, tensor.datatype, tensor.shape, bytes(tensor.data))
 
 
 def _size(output: OutputTensor) -> int:
@@ -244,7 +247,7 @@ class Recorder(RequestRecorder):
         log = self._logs[recording.prefix]
         if call.borrows and call.size <= MAX_WAITING_BYTES:
             try:
-                request = replace(request, inputs=list(map(_own_copy, request.inputs)))
+                request.inputs = list(map(_own_copy, request.inputs))
             except MemoryError as error:
                 log.drop(servable.name, repr(error))
                 return None

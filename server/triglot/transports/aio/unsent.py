@@ -21,7 +21,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from triglot.core.errors import RETRY_AFTER_SECONDS, QueueFull
-from triglot.core.running import Cancellable
+from triglot.core.roles import Cancellable
 from triglot.transports.grpc_calls import SlowReader
 from triglot.transports.http2.core.limits import Limits
 

@@ -16,7 +16,7 @@ import socket
 from collections.abc import Sequence
 from typing import Protocol, cast
 
-from triglot.core.running import RunningCall
+from triglot.core.roles import RunningCall
 from triglot.core.tensor import Scattered
 from triglot.transports.certificates import names_of
 from triglot.transports.http1.requests import (

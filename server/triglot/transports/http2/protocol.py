@@ -21,7 +21,7 @@ from triglot.core.errors import (
     ServingError,
     Unimplemented,
 )
-from triglot.core.running import RunningCall
+from triglot.core.roles import RunningCall
 from triglot.protocols.rows import Kind
 from triglot.transports.certificates import names_of
 from triglot.transports.http2.connection_timers import ConnectionTimers

@@ -9,7 +9,7 @@ from typing import Protocol, TypeAlias
 from triglot.core.call import TimerWheel
 from triglot.core.errors import ServingError
 from triglot.core.operation import Authorizer
-from triglot.core.running import RunningCall
+from triglot.core.roles import RunningCall
 from triglot.protocols.rows import Kind
 from triglot.transports.grpc_calls import GrpcRow
 from triglot.transports.http2.buffers import BufferPool

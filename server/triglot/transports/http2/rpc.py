@@ -13,7 +13,7 @@ from triglot.core.call import Call
 from triglot.core.compiling import mypyc_attr
 from triglot.core.errors import Code, ServingError
 from triglot.core.operation import EVERYTHING, GRPC, Authorizer, ClientLimits, Permission
-from triglot.core.running import RunningCall
+from triglot.core.roles import RunningCall
 from triglot.core.tensor import Scattered
 from triglot.core.trace_context import NO_CONTEXT
 from triglot.protocols.rows import Kind

@@ -24,7 +24,8 @@ from triglot.core.errors import (
 )
 from triglot.core.http import HttpResponse, StreamForm
 from triglot.core.operation import REST, Authorizer, ClientLimits, Operation, OperationDenied
-from triglot.core.running import Running, RunningCall
+from triglot.core.roles import RunningCall
+from triglot.core.running import Running
 from triglot.core.trace_context import NO_CONTEXT, TRACEPARENT, TRACESTATE
 from triglot.protocols.rows import Route
 from triglot.telemetry.store import Telemetry
