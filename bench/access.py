@@ -33,7 +33,7 @@ from bench.scenarios import SCENARIOS
 from bench.tally import BenchError, Request, close
 
 MODEL = "identity_fp32"
-SCENARIO = next(one for one in SCENARIOS if one.name == "infer-c64")
+SCENARIO = next(scenario for scenario in SCENARIOS if scenario.name == "infer-c64")
 TOKEN, JWT, CERTIFICATE = "a token", "a JWT, verified before", "a certificate"
 IGNORED = ", ignored"
 """Ends the name of a line whose server has no access control, but gets the credential."""
@@ -156,18 +156,18 @@ class Servers:
         made = traffic.exchanges(payloads.grpc_exchange, (MODEL,), 16, traffic.VARIED)
         subject = Subject(name, server, port, made[0], framed([made[0].reply]), tls=tls)
         subject.requests = [
-            replace(one, metadata=Metadata([*one.metadata.fields, *fields]))
-            for one in traffic.requests(made, traffic.VARIED, port)
+            replace(request, metadata=Metadata([*request.metadata.fields, *fields]))
+            for request in traffic.requests(made, traffic.VARIED, port)
         ]
         return subject
 
 
 def friend_rows(measured: Sequence[Measured[str]]) -> Iterator[list[str]]:
     """Yield the table's rows."""
-    for before, one in zip((None, *measured), measured, strict=False):
-        ignored = before if before is not None and before.setting == one.setting + IGNORED else None
-        more = [] if ignored is None else [rounds.ratios(one, ignored), rounds.costs(one, ignored)]
-        yield [*rounds.row(one, measured[0]), *(map(rounds.middle, more) if more else ("", ""))]
+    for before, measurement in zip((None, *measured), measured, strict=False):
+        ignored = before if before is not None and before.setting == measurement.setting + IGNORED else None
+        more = [] if ignored is None else [rounds.ratios(measurement, ignored), rounds.costs(measurement, ignored)]
+        yield [*rounds.row(measurement, measured[0]), *(map(rounds.middle, more) if more else ("", ""))]
 
 
 async def friends(subjects: Sequence[Subject], plan: Plan) -> list[Measured[str]]:
@@ -210,7 +210,7 @@ async def flood(port: int, plan: Plan) -> Flood:
             await close(connection)
         measured.beside.append(p99)
         measured.accepted.append((len(ended.good) - RATE) / plan.seconds)
-        measured.refused += [one * 1e3 for one in ended.refused]
+        measured.refused += [seconds * 1e3 for seconds in ended.refused]
     return measured
 
 
@@ -249,8 +249,8 @@ def strange_lines(measured: Strange) -> Iterator[str]:
 
 def _beside(alone: Sequence[float], beside: Sequence[float], whom: str) -> str:
     """Return a line with the p99 of a client's calls, alone and beside others, and the median ratio."""
-    ratios = [one / another for one, another in zip(beside, alone, strict=True)]
-    before, now = (statistics.median(one) * 1e3 for one in (alone, beside))
+    ratios = [time / another for time, another in zip(beside, alone, strict=True)]
+    before, now = (statistics.median(times) * 1e3 for times in (alone, beside))
     return f"  p99 {before:.2f} ms alone, {now:.2f} ms beside {whom}: x{statistics.median(ratios):.2f}"
 
 

@@ -41,12 +41,12 @@ class Aim:
 
     def measured(self, results: Results) -> float | None:
         """Return the median of the rounds, or of their own ratios; None if it was not measured."""
-        lines = {one.setting: one for one in results.get(self.scenario, ())}
+        lines = {measurement.setting: measurement for measurement in results.get(self.scenario, ())}
         mine, other = lines.get(self.line), lines.get(self.than)
         if mine is None or not mine.rounds:
             return None
         if self.kind == CPU:
-            used = [one.cpu * 1e6 for one in mine.rounds if one.cpu is not None]
+            used = [run.cpu * 1e6 for run in mine.rounds if run.cpu is not None]
             return statistics.median(used) if used else None
         if other is None:
             return None

@@ -108,7 +108,7 @@ def measure(
     scenario: Scenario, compared: Sequence[Setting], plan: Plan, core: int | None, starts: int = 1
 ) -> list[Measured[str]]:
     """Measure the settings under one load, with the servers started `starts` times."""
-    whole: list[Measured[str]] = [Measured(one.name) for one in compared]
+    whole: list[Measured[str]] = [Measured(setting.name) for setting in compared]
     for _ in range(starts):
         with ExitStack() as stack:
             subjects = list(_start(stack, scenario, compared, core))
@@ -116,8 +116,8 @@ def measure(
                 taken = runner.run(
                     rounds.interleaved(subjects, plan, lambda subject, *times: load(scenario, subject, *times))
                 )
-        for one, more in zip(whole, taken, strict=True):
-            one.rounds += more.rounds
+        for earlier, more in zip(whole, taken, strict=True):
+            earlier.rounds += more.rounds
     return whole
 
 
@@ -125,9 +125,11 @@ def _start(
     stack: ExitStack, scenario: Scenario, compared: Sequence[Setting], core: int | None
 ) -> Iterator[Subject]:
     exchange = grpc_exchange(MODEL, tensor(scenario.rows, scenario.elements))
-    for one in compared:
-        server, port, _ = stack.enter_context(servers.bare("grpc", exchange, core, one.flags(), one.environment))
-        subject = Subject(one.name, server, port, exchange)
+    for setting in compared:
+        server, port, _ = stack.enter_context(
+            servers.bare("grpc", exchange, core, setting.flags(), setting.environment)
+        )
+        subject = Subject(setting.name, server, port, exchange)
         subject.expected = call_once(subject)
         yield subject
 
@@ -135,7 +137,7 @@ def _start(
 def lines(measured: Sequence[Measured[str]]) -> str:
     """Return the table of one load."""
     header = [column.format(first=measured[0].setting) for column in COLUMNS]
-    return report.plain(header, [rounds.row(one, measured[0]) for one in measured])
+    return report.plain(header, [rounds.row(measurement, measured[0]) for measurement in measured])
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -150,7 +152,10 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--only", action="append", metavar="NAME", help="settings whose name holds NAME")
     parser.add_argument(
-        "--load", action="append", choices=[one.name for one in LOADS], help="one of the loads; may be repeated"
+        "--load",
+        action="append",
+        choices=[transport_load.name for transport_load in LOADS],
+        help="one of the loads; may be repeated",
     )
     return parser.parse_args(words)
 
@@ -161,7 +166,9 @@ def main(words: Sequence[str] | None = None) -> int:
     cores = servers.choose_cores()
     servers.pin(cores.client)
     base, *others = settings(BASES[arguments.base])
-    chosen = [one for one in others if not arguments.only or any(name in one.name for name in arguments.only)]
+    chosen = [
+        other for other in others if not arguments.only or any(name in other.name for name in arguments.only)
+    ]
     plan = Plan(arguments.rounds, arguments.seconds)
     described = f"{arguments.starts} starts with {plan.rounds} rounds of {plan.seconds:g} s; {cores.note}"
     print(*report.machine(), described, sep="\n", flush=True)

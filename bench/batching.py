@@ -80,7 +80,7 @@ def over_grpc(in_flight: int, plan: rounds.Plan, core: int | None) -> list[Measu
     """Measure all settings on one server, with calls one after the other on each of `in_flight` streams."""
     measured = [Measured(batching) for batching in settings(in_flight)]
     scenario = Scenario("batching", ELEMENTS, in_flight, grpc_exchange)
-    with _serving([one.setting for one in measured], core) as subjects:
+    with _serving([measurement.setting for measurement in measured], core) as subjects:
         for subject in subjects:
             subject.expected = call_once(subject)
 
@@ -88,8 +88,8 @@ def over_grpc(in_flight: int, plan: rounds.Plan, core: int | None) -> list[Measu
             for subject in subjects:
                 await load(scenario, subject, min(0.5, plan.seconds), 0.1)
             for _ in range(plan.rounds):
-                for one, subject in zip(measured, subjects, strict=True):
-                    one.rounds.append(await load(scenario, subject, min(0.5, plan.seconds), plan.seconds))
+                for measurement, subject in zip(measured, subjects, strict=True):
+                    measurement.rounds.append(await load(scenario, subject, min(0.5, plan.seconds), plan.seconds))
 
         asyncio.run(run())
     return measured
@@ -100,15 +100,16 @@ def over_grpc(in_flight: int, plan: rounds.Plan, core: int | None) -> list[Measu
 
 async def _on_engine(measured: Sequence[Measured[Batching]], in_flight: int, plan: rounds.Plan) -> None:
     servables = [
-        Servable(one.setting.name, 1, affine.model(one.setting), max_queue_size=2 * in_flight) for one in measured
+        Servable(measurement.setting.name, 1, affine.model(measurement.setting), max_queue_size=2 * in_flight)
+        for measurement in measured
     ]
     try:
         for servable in servables:
             await engine.load(servable, ELEMENTS, in_flight, min(0.5, plan.seconds))
         for _ in range(plan.rounds):
-            for one, servable in zip(measured, servables, strict=True):
+            for measurement, servable in zip(measured, servables, strict=True):
                 await engine.load(servable, ELEMENTS, in_flight, min(0.2, plan.seconds))
-                one.rounds.append(await engine.load(servable, ELEMENTS, in_flight, plan.seconds))
+                measurement.rounds.append(await engine.load(servable, ELEMENTS, in_flight, plan.seconds))
     finally:
         for servable in servables:
             await servable.close()
@@ -129,19 +130,19 @@ def ratio(mine: Measured[Batching], other: Measured[Batching]) -> float:
     return statistics.median(rounds.ratios(mine, other))
 
 
-def _row(one: Measured[Batching], first: Measured[Batching]) -> list[str]:
-    rates = rounds.ratios(one, first)
-    cpu = [mine.cpu for mine in one.rounds if mine.cpu is not None]
-    busy = one.median(lambda mine: mine.client_busy)
+def _row(measurement: Measured[Batching], first: Measured[Batching]) -> list[str]:
+    rates = rounds.ratios(measurement, first)
+    cpu = [mine.cpu for mine in measurement.rounds if mine.cpu is not None]
+    busy = measurement.median(lambda mine: mine.client_busy)
     return [
-        one.setting.name,
-        f"{one.median(lambda mine: mine.rate):,.0f}",
+        measurement.setting.name,
+        f"{measurement.median(lambda mine: mine.rate):,.0f}",
         rounds.middle(rates),
         rounds.span(rates),
-        f"{one.median(lambda mine: mine.p50) * 1e3:.3g}",
-        f"{one.median(lambda mine: mine.p99) * 1e3:.3g}",
+        f"{measurement.median(lambda mine: mine.p50) * 1e3:.3g}",
+        f"{measurement.median(lambda mine: mine.p99) * 1e3:.3g}",
         f"{statistics.median(cpu) * 1e6:,.0f}" if cpu else "n/a",
-        rounds.middle(rounds.costs(one, first)),
+        rounds.middle(rounds.costs(measurement, first)),
         f"{busy:.0%}{' !' if busy > report.CLIENT_BOUND else ''}" if busy else "n/a",
     ]
 
@@ -149,9 +150,9 @@ def _row(one: Measured[Batching], first: Measured[Batching]) -> list[str]:
 def lines(measured: Sequence[Measured[Batching]]) -> Iterator[str]:
     """Yield the table of one load, and its conclusion."""
     first = measured[0]
-    yield report.plain(COLUMNS, [_row(one, first) for one in measured])
+    yield report.plain(COLUMNS, [_row(measurement, first) for measurement in measured])
     if len(measured) > len(settings(1)):
-        best = max(measured[1:], key=lambda one: one.median(lambda mine: mine.rate))
+        best = max(measured[1:], key=lambda measurement: measurement.median(lambda mine: mine.rate))
         yield f"batched / unbatched: {ratio(best, first):.1f} with {best.setting.name}, goal 8"
     else:
         p50s = zip(measured[1].rounds, first.rounds, strict=True)

@@ -69,7 +69,7 @@ class Files:
         """Write a new key, then its certificate; until both are written, the server keeps the old pair."""
         own = self._authority.issue_cert("localhost", "127.0.0.1")
         self._replace("key.pem", own.private_key_pem.bytes())
-        self._replace("certificate.pem", b"".join(one.bytes() for one in own.cert_chain_pems))
+        self._replace("certificate.pem", b"".join(pem.bytes() for pem in own.cert_chain_pems))
 
     def _replace(self, name: str, content: bytes) -> None:
         new = self._folder / f"{name}.new"

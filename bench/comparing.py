@@ -108,8 +108,8 @@ def _run(scenario: Scenario, lines: Sequence[Line], measured: Sequence[Measured[
                 subject.expected = call_once(subject)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # uvloop costs the client less.
             runner.run(_rounds(scenario, subjects, measured, settings))
-        for one, subject in zip(measured, subjects, strict=True):
-            one.peak = max(one.peak or 0, subject.server.peak_bytes() or 0) or None
+        for measurement, subject in zip(measured, subjects, strict=True):
+            measurement.peak = max(measurement.peak or 0, subject.server.peak_bytes() or 0) or None
 
 
 async def _rounds(
@@ -120,11 +120,11 @@ async def _rounds(
     turns = list(zip(subjects, measured, strict=True))
     for number in range(settings.rounds + 1):
         turns.reverse()  # So that no line always follows the same other one.
-        for subject, one in turns:
+        for subject, line in turns:
             with _named(scenario, subject, under_load=True):
                 taken = await _load(scenario, subject, settle, seconds if number else settle)
             if number:  # The first round is a warm-up.
-                one.rounds.append(taken)
+                line.rounds.append(taken)
 
 
 async def _load(scenario: Scenario, subject: Subject, settle: float, seconds: float) -> Round:

@@ -93,7 +93,7 @@ def _length(count: int, bits: int, first: int) -> bytes:
 
 def field(name: str, value: str, *, indexed: bool = False) -> bytes:
     """Return a literal header field; `indexed`: it enters the dynamic table."""
-    text = b"".join(_length(len(one), 7, 0) + one.encode() for one in (name, value))
+    text = b"".join(_length(len(text_part), 7, 0) + text_part.encode() for text_part in (name, value))
     return (b"\x40" if indexed else b"\x00") + text
 
 

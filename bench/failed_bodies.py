@@ -158,7 +158,7 @@ def measure(way: Way, transport: str, requests: int) -> str:
             most = _resident(server)
             after = _rested(server, before)
     said = "as it should be" if after - before < ALLOWED else WRONG
-    sizes = " → ".join(f"{one / MIB:.0f}" for one in (before, warm, most, after))
+    sizes = " → ".join(f"{size / MIB:.0f}" for size in (before, warm, most, after))
     return f"  {way.name:>24} over {transport}: {requests} requests, {sizes} MiB, {said}"
 
 

@@ -60,7 +60,9 @@ Framed = tuple[Request, memoryview]
 
 def framed_requests(requests: Sequence[Request]) -> Iterator[Framed]:
     """Yield the requests in turn, forever, beginning at a random one."""
-    framed = [(one, memoryview(b"\0" + len(one.body).to_bytes(4, "big") + one.body)) for one in requests]
+    framed = [
+        (request, memoryview(b"\0" + len(request.body).to_bytes(4, "big") + request.body)) for request in requests
+    ]
     return islice(cycle(framed), randrange(len(framed)), None)
 
 

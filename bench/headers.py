@@ -23,15 +23,15 @@ class Metadata:
     @cached_property
     def literals(self) -> bytes:
         """Return the encoded fields as C-core writes metadata: not added to the dynamic table."""
-        return b"".join(_literal(NOT_ADDED, one) for one in self.fields)
+        return b"".join(_literal(NOT_ADDED, field) for field in self.fields)
 
 
 NO_METADATA = Metadata()
 
 
-def _literal(first: bytes, one: Field) -> bytes:
+def _literal(first: bytes, field: Field) -> bytes:
     """Return a literal field, without Huffman coding, as C-core does."""
-    name, value = one
+    name, value = field
     return first + _string(name) + _string(value)
 
 
@@ -113,45 +113,45 @@ class HeaderBlocks:
             return begin + b"".join(map(self._field, metadata.fields))
         return begin + metadata.literals
 
-    def _field(self, one: Field) -> bytes:
+    def _field(self, field: Field) -> bytes:
         """Return a reference to the field, or a literal that is added to the table."""
-        number = self._numbers.get(one)
-        return self._add(one) if number is None else self._reference(number)
+        number = self._numbers.get(field)
+        return self._add(field) if number is None else self._reference(number)
 
     def _reference(self, number: int) -> bytes:
         return _integer(0x80, 7, STATIC_ENTRIES + 1 + self._added - number)
 
-    def _add(self, one: Field) -> bytes:
-        size = len(one[0]) + len(one[1]) + ENTRY_OVERHEAD
+    def _add(self, field: Field) -> bytes:
+        size = len(field[0]) + len(field[1]) + ENTRY_OVERHEAD
         if size > self._limit:
-            return _literal(NOT_ADDED, one)
+            return _literal(NOT_ADDED, field)
         self._evict(size)
-        self._entries.append((one, size))
+        self._entries.append((field, size))
         self._used += size
         self._added += 1
-        self._numbers[one] = self._added
-        return _literal(ADDED, one)
+        self._numbers[field] = self._added
+        return _literal(ADDED, field)
 
     def _evict(self, size: int) -> None:
         """Remove the oldest entries until an entry of this size fits."""
         while self._used + size > self._limit:
             number = self._added - len(self._entries) + 1
-            one, freed = self._entries.popleft()
+            field, freed = self._entries.popleft()
             self._used -= freed
-            if self._numbers[one] == number:
-                del self._numbers[one]
+            if self._numbers[field] == number:
+                del self._numbers[field]
 
     def _timeout(self, milliseconds: int) -> bytes:
         """Return the field `grpc-timeout`; timeouts from one second on are rounded up to 10 ms."""
         rounded = milliseconds if milliseconds < 1000 else -(-milliseconds // 10) * 10
-        one = (b"grpc-timeout", b"%dS" % (rounded // 1000) if rounded % 1000 == 0 else b"%dm" % rounded)
+        field = (b"grpc-timeout", b"%dS" % (rounded // 1000) if rounded % 1000 == 0 else b"%dm" % rounded)
         if self.indexed:
-            return self._field(one)
+            return self._field(field)
         evicted = self._added - len(self._entries)
         for earlier, number in self._timeouts:
             if number > evicted and -SHORTER < rounded / earlier - 1 <= 0:
                 return self._reference(number)
-        written = self._add(one)
+        written = self._add(field)
         self._timeouts[self._next_timeout : self._next_timeout + 1] = [(rounded, self._added)]
         self._next_timeout = (self._next_timeout + 1) % KEPT_TIMEOUTS
         return written

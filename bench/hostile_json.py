@@ -290,7 +290,9 @@ def main(words: Sequence[str] | None = None) -> int:
         for compressed, kinds in ((True, arguments.kinds), (False, arguments.plain)):
             for kind in kinds.split(",") if kinds else ():
                 few = kind in TAKES_LONG or not compressed
-                routes = [one for one in chosen if (one.compressed or not compressed) and (one.first or not few)]
+                routes = [
+                    route for route in chosen if (route.compressed or not compressed) and (route.first or not few)
+                ]
                 right &= not routes or measure(kind, routes, compressed, models, cores, arguments.timeout)
     return 0 if right else 1
 

@@ -63,7 +63,7 @@ def choose(names: Sequence[str] | None) -> list[Scenario]:
     for name in names or ():
         if not any(name in scenario.name for scenario in SCENARIOS):
             raise BenchError(f"no scenario's name holds {name!r}; see --list")
-    return [one for one in SCENARIOS if not names or any(name in one.name for name in names)]
+    return [scenario for scenario in SCENARIOS if not names or any(name in scenario.name for name in names)]
 
 
 def run(arguments: argparse.Namespace) -> None:

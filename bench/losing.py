@@ -107,9 +107,9 @@ def lines(losses: Mapping[str, Sequence[Loss]]) -> Iterator[str]:
     """Yield the table, and its conclusion."""
     rows = []
     for way, found in losses.items():
-        rows.append((way, *_spread([one.told for one in found]), *_spread([one.replaced for one in found])))
+        rows.append((way, *_spread([loss.told for loss in found]), *_spread([loss.replaced for loss in found])))
     yield report.plain(COLUMNS, rows)
-    longest = max(one.told for found in losses.values() for one in found)
+    longest = max(loss.told for found in losses.values() for loss in found)
     yield f"a call of a lost process fails after {longest:.2f} s at the latest, goal {GOAL:g}"
 
 

@@ -98,16 +98,16 @@ CODECS = (
 def check(values: Floats, request: bytes) -> None:
     """Check that all codecs give the same results: timing a wrong one is of no use."""
     wanted = infer_response(THREAD, values)
-    for one in CODECS:
-        if not np.array_equal(one.decode(request), values):
-            raise SystemExit(f"{one.name} decodes {values.nbytes} bytes to something else")
-        if pb.ModelInferResponse.FromString(one.encode(values)) != wanted:
-            raise SystemExit(f"{one.name} encodes {values.nbytes} bytes to something else")
+    for timed in CODECS:
+        if not np.array_equal(timed.decode(request), values):
+            raise SystemExit(f"{timed.name} decodes {values.nbytes} bytes to something else")
+        if pb.ModelInferResponse.FromString(timed.encode(values)) != wanted:
+            raise SystemExit(f"{timed.name} encodes {values.nbytes} bytes to something else")
 
 
 def best_of(repeats: int, work: Sequence[Callable[[], object]]) -> list[tuple[float, float]]:
     """Return the minimum and median seconds per call of each; timed in turn, so that all see the same machine."""
-    timers = [timeit.Timer(one) for one in work]
+    timers = [timeit.Timer(function) for function in work]
     loops = []
     for timer in timers:
         timer.timeit(1)  # first calls build caches
@@ -127,8 +127,8 @@ def lines(repeats: int) -> list[list[str]]:
         request = infer_request(THREAD, values).SerializeToString()
         check(values, request)
         directions: dict[str, list[Callable[[], object]]] = {
-            "decode": [partial(one.decode, request) for one in CODECS],
-            "encode": [partial(one.encode, values) for one in CODECS],
+            "decode": [partial(codec.decode, request) for codec in CODECS],
+            "encode": [partial(codec.encode, values) for codec in CODECS],
         }
         for direction, work in directions.items():
             timed = best_of(repeats, work)
@@ -240,8 +240,8 @@ def main() -> None:
             sys.executable, [sys.executable, "-m", "bench.micro", *sys.argv[1:]], {**os.environ, **KEEP_MEMORY}
         )
     print(*report.machine(), f"malloc {'keeps its memory' if kept else 'as it comes'}", "", sep="\n")
-    header = ["µs per call", *(f"{one.name} {what}" for one in CODECS for what in ("min", "median"))]
-    header += [f"{one.name} / protobuf" for one in CODECS[1:]]
+    header = ["µs per call", *(f"{codec.name} {what}" for codec in CODECS for what in ("min", "median"))]
+    header += [f"{codec.name} / protobuf" for codec in CODECS[1:]]
     print(report.plain(header, lines(arguments.repeats)))
     others = telemetry_lines(arguments.repeats) + credential_lines(arguments.repeats)
     others += json_lines(arguments.repeats)

@@ -50,11 +50,11 @@ async def load(
     return round_of(Outcome(len(latencies), took, latencies, []), before, after, used)
 
 
-def _written(one: Request) -> bytes:
+def _written(request: Request) -> bytes:
     """Return a request in the format that `native.cc` reads."""
-    fields = [text for pair in one.metadata.fields for text in pair]
-    parts = [_number(one.timeout or 0), _number(len(one.metadata.fields)), *map(_text, fields)]
-    return b"".join((*parts, _text(one.body), _number(len(one.holds)), *map(_text, one.holds)))
+    fields = [text for pair in request.metadata.fields for text in pair]
+    parts = [_number(request.timeout or 0), _number(len(request.metadata.fields)), *map(_text, fields)]
+    return b"".join((*parts, _text(request.body), _number(len(request.holds)), *map(_text, request.holds)))
 
 
 def _number(value: int) -> bytes:

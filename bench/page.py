@@ -80,25 +80,25 @@ def columns(scenario: Scenario) -> list[str]:
 
 def rows(scenario: Scenario, measured: Sequence[Measured[str]]) -> list[list[str]]:
     """Return one table row for each line; the first is the baseline."""
-    return [_row(one, measured[0], scenario.messages) for one in measured]
+    return [_row(measurement, measured[0], scenario.messages) for measurement in measured]
 
 
-def _row(one: Measured[str], first: Measured[str], messages: int) -> list[str]:
-    rates, busy = ratios(one, first), one.median(lambda mine: mine.client_busy)
-    cpu = [mine.cpu for mine in one.rounds if mine.cpu is not None]
-    rate = one.median(lambda mine: mine.rate) * messages
+def _row(measurement: Measured[str], first: Measured[str], messages: int) -> list[str]:
+    rates, busy = ratios(measurement, first), measurement.median(lambda mine: mine.client_busy)
+    cpu = [mine.cpu for mine in measurement.rounds if mine.cpu is not None]
+    rate = measurement.median(lambda mine: mine.rate) * messages
     return [
-        one.setting,
+        measurement.setting,
         f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}",
         middle(rates),
         span(rates),
-        f"{one.median(lambda mine: mine.p50) * 1e3:.3g}",
-        f"{one.median(lambda mine: mine.p99) * 1e3:.3g}",
+        f"{measurement.median(lambda mine: mine.p50) * 1e3:.3g}",
+        f"{measurement.median(lambda mine: mine.p99) * 1e3:.3g}",
         f"{statistics.median(cpu) / messages * 1e6:,.0f}" if cpu else "n/a",
-        middle(costs(one, first)),
-        *([f"{one.median(_first) * 1e3:.3g}"] if messages > 1 else []),
-        f"{one.peak / 2**20:,.0f}" if one.peak is not None else "n/a",
-        f"{busy:.0%}{' !' if client_bound(one) else ''}",
+        middle(costs(measurement, first)),
+        *([f"{measurement.median(_first) * 1e3:.3g}"] if messages > 1 else []),
+        f"{measurement.peak / 2**20:,.0f}" if measurement.peak is not None else "n/a",
+        f"{busy:.0%}{' !' if client_bound(measurement) else ''}",
     ]
 
 
@@ -116,21 +116,21 @@ def _pair(here: Measured[str], there: Measured[str], *, turned: bool = False) ->
     """Return a row with the ratios of the first to the second, or `turned` around."""
     pair = (there, here) if turned else (here, there)
     rates, cpus = ratios(*pair), costs(*pair)
-    busy = max(one.median(lambda mine: mine.client_busy) for one in (here, there))
+    busy = max(measurement.median(lambda mine: mine.client_busy) for measurement in (here, there))
     return [
         here.setting,
-        *(f"{one.median(lambda mine: mine.rate):,.0f}" for one in (here, there)),
+        *(f"{measurement.median(lambda mine: mine.rate):,.0f}" for measurement in (here, there)),
         middle(rates),
         span(rates),
-        *(f"{one.median(lambda mine: mine.cpu or 0.0) * 1e6:,.1f}" for one in (here, there)),
+        *(f"{measurement.median(lambda mine: mine.cpu or 0.0) * 1e6:,.1f}" for measurement in (here, there)),
         middle(cpus),
         span(cpus),
         f"{busy:.0%}{' !' if client_bound(here) or client_bound(there) else ''}",
     ]
 
 
-def _first(one: Round) -> float:
-    return one.first or 0.0
+def _first(run: Round) -> float:
+    return run.first or 0.0
 
 
 def drawn(measured: Sequence[tuple[Scenario, Sequence[Measured[str]]]]) -> str:
@@ -139,7 +139,7 @@ def drawn(measured: Sequence[tuple[Scenario, Sequence[Measured[str]]]]) -> str:
     groups = [
         chart.Group(
             f"{scenario.name}: calls/s, times {lines[0].setting}",
-            [(one.setting, statistics.median(ratios(one, lines[0]))) for one in lines],
+            [(line.setting, statistics.median(ratios(line, lines[0]))) for line in lines],
         )
         for scenario, lines in measured
         if scenario.name in aimed

@@ -78,9 +78,9 @@ def infer_request(model: str, values: Floats) -> pb.ModelInferRequest:
 
 def _infer_request(model: str, tensors: Sequence[Tensor], request_id: str = "") -> pb.ModelInferRequest:
     request = pb.ModelInferRequest(model_name=model, id=request_id)
-    for one in tensors:
-        request.inputs.add(name=one.name, datatype=one.datatype, shape=one.shape)
-        request.raw_input_contents.append(one.raw)
+    for tensor in tensors:
+        request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        request.raw_input_contents.append(tensor.raw)
     return request
 
 
@@ -91,22 +91,22 @@ def infer_response(model: str, values: Floats) -> pb.ModelInferResponse:
 
 def _infer_response(model: str, tensors: Sequence[Tensor], request_id: str = "") -> pb.ModelInferResponse:
     response = pb.ModelInferResponse(model_name=model, model_version="1", id=request_id)
-    for one in tensors:
-        response.outputs.add(name=one.output, datatype=one.datatype, shape=one.shape)
-        response.raw_output_contents.append(one.raw)
+    for tensor in tensors:
+        response.outputs.add(name=tensor.output, datatype=tensor.datatype, shape=tensor.shape)
+        response.raw_output_contents.append(tensor.raw)
     return response
 
 
 def check_infer(model: str, reply: pb.ModelInferResponse, tensors: Sequence[Tensor], request_id: str = "") -> None:
     """Raise BenchError for anything but an identity model's reply."""
     described = [(output.name, output.datatype, tuple(output.shape)) for output in reply.outputs]
-    wanted = [(one.output, one.datatype, one.shape) for one in tensors]
+    wanted = [(tensor.output, tensor.datatype, tensor.shape) for tensor in tensors]
     if (reply.model_name, reply.id, described) != (model, request_id, wanted):
         raise BenchError(
             f"the reply is {reply.id!r} of {reply.model_name!r} with outputs {described}, "
             f"not {request_id!r} of {model!r} with {wanted}"
         )
-    if list(reply.raw_output_contents) != [one.raw for one in tensors]:
+    if list(reply.raw_output_contents) != [tensor.raw for tensor in tensors]:
         raise BenchError("the reply's tensors differ from the request's")
 
 
@@ -122,7 +122,7 @@ def _infer_exchange(
 
     request = request or _infer_request(model, tensors, request_id)
     reply = _infer_response(model, tensors, request_id).SerializeToString()
-    held = _held(request_id, *(one.raw for one in tensors))
+    held = _held(request_id, *(tensor.raw for tensor in tensors))
     return Exchange(GRPC_PATH, request.SerializeToString(), reply, check, holds=held)
 
 
@@ -198,7 +198,9 @@ def _predict_exchange(model: str, values: Floats, given: tensor_pb2.TensorProto,
     def check(_: Mapping[str, str], body: bytes) -> None:
         answer = predict_pb2.PredictResponse.FromString(body)
         tensors = answer.outputs.items()
-        described = [(name, _type_name(one), [dim.size for dim in one.tensor_shape.dim]) for name, one in tensors]
+        described = [
+            (name, _type_name(tensor), [dim.size for dim in tensor.tensor_shape.dim]) for name, tensor in tensors
+        ]
         floats = np.array(answer.outputs["y"].float_val, np.float32)
         _compare(answer.model_spec.name, model, described, floats.tobytes(), values)
 
@@ -297,7 +299,9 @@ def _check_grps(model: str, body: bytes, values: Floats) -> None:
     if reply.status.code != 200:
         raise BenchError(f"the reply says {reply.status.code} {reply.status.msg}")
     tensors = reply.gtensors.tensors
-    described = [(one.name, "FP32", list(one.shape)) for one in tensors if one.dtype == grps_pb2.DT_FLOAT32]
+    described = [
+        (tensor.name, "FP32", list(tensor.shape)) for tensor in tensors if tensor.dtype == grps_pb2.DT_FLOAT32
+    ]
     floats = np.array(tensors[0].flat_float32 if described else [], np.float32)
     _compare(model, model, described, floats.tobytes(), values)
 

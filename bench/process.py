@@ -78,12 +78,12 @@ async def _compare(
     settle = min(0.3, plan.seconds)
     with tempfile.TemporaryDirectory(prefix="triglot-bench-") as name:
         for _ in range(plan.rounds):
-            for one in measured:
+            for measurement in measured:
                 # Each alone: even idle processes use some CPU time.
                 with tempfile.TemporaryDirectory(dir=name) as folder:
-                    async with _serving(Path(folder), one.setting, steps) as servable:
+                    async with _serving(Path(folder), measurement.setting, steps) as servable:
                         await engine.load(servable, elements, in_flight, settle)
-                        one.rounds.append(await engine.load(servable, elements, in_flight, plan.seconds))
+                        measurement.rounds.append(await engine.load(servable, elements, in_flight, plan.seconds))
     return measured
 
 
@@ -108,22 +108,22 @@ def more(process: Measured[Kind], thread: Measured[Kind]) -> list[float]:
 
 def busy_lines(measured: Sequence[Measured[Kind]]) -> Iterator[str]:
     """Yield the table, and its conclusion."""
-    first = next(one for one in measured if one.setting == ONE_PROCESS)
+    first = next(measurement for measurement in measured if measurement.setting == ONE_PROCESS)
     rows = []
-    for one in measured:
-        times = ratios(one, first)
+    for measurement in measured:
+        times = ratios(measurement, first)
         rows.append(
             (
-                str(one.setting),
-                f"{one.median(lambda mine: mine.rate):,.0f}",
+                str(measurement.setting),
+                f"{measurement.median(lambda mine: mine.rate):,.0f}",
                 rounds.middle(times),
                 rounds.span(times),
-                f"{one.median(lambda mine: mine.p50) * 1e3:.3g}",
-                f"{one.median(lambda mine: mine.p99) * 1e3:.3g}",
+                f"{measurement.median(lambda mine: mine.p50) * 1e3:.3g}",
+                f"{measurement.median(lambda mine: mine.p99) * 1e3:.3g}",
             )
         )
     yield report.plain(COLUMNS, rows)
-    two = next(one for one in measured if one.setting == Kind("process", 2))
+    two = next(measurement for measurement in measured if measurement.setting == Kind("process", 2))
     yield f"2 processes / 1 process: {statistics.median(ratios(two, first)):.2f}, goal 1.7"
 
 
@@ -135,8 +135,8 @@ def hand_over_lines(by_size: Sequence[tuple[int, Sequence[Measured[Kind]]]]) -> 
         rows.append(
             (
                 f"{size:,} bytes{', computed' if process.setting.gives == COMPUTES else ''}",
-                f"{thread.median(lambda one: one.p50) * 1e6:,.0f}",
-                f"{process.median(lambda one: one.p50) * 1e6:,.0f}",
+                f"{thread.median(lambda run: run.p50) * 1e6:,.0f}",
+                f"{process.median(lambda run: run.p50) * 1e6:,.0f}",
                 f"{statistics.median(differences):,.0f}",
                 f"({min(differences):,.0f}-{max(differences):,.0f})",
             )

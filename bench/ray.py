@@ -73,7 +73,7 @@ class Line:
 
     def per_core(self) -> list[float]:
         """Return the calls per CPU second of each round."""
-        return [one.per_core(on_ray=self.on_ray) for one in self.rounds]
+        return [run.per_core(on_ray=self.on_ray) for run in self.rounds]
 
 
 # --- throughput ---
@@ -150,13 +150,13 @@ def throughput_lines(lines: Sequence[Line]) -> Iterator[str]:
     first = lines[0]
     rows = []
     for line in lines:
-        rates = [one.rate / other.rate for one, other in zip(line.rounds, first.rounds, strict=True)]
-        per_core = [one / other for one, other in zip(line.per_core(), first.per_core(), strict=True)]
-        split = [(one.server, one.instances, one.ray) for one in line.rounds]
+        rates = [run.rate / other.rate for run, other in zip(line.rounds, first.rounds, strict=True)]
+        per_core = [rate / other for rate, other in zip(line.per_core(), first.per_core(), strict=True)]
+        split = [(run.server, run.instances, run.ray) for run in line.rounds]
         rows.append(
             (
                 line.subject.name,
-                f"{statistics.median(one.rate for one in line.rounds):,.0f}",
+                f"{statistics.median(run.rate for run in line.rounds):,.0f}",
                 rounds.middle(rates),
                 rounds.span(rates),
                 *(f"{statistics.median(part) * 1e6:,.0f}" for part in zip(*split, strict=True)),
@@ -166,10 +166,10 @@ def throughput_lines(lines: Sequence[Line]) -> Iterator[str]:
             )
         )
     yield report.plain(COLUMNS, rows)
-    rest = statistics.median(one.ray * one.rate for one in first.rounds)
+    rest = statistics.median(run.ray * run.rate for run in first.rounds)
     yield f"Ray's own processes while none of its instances runs: {rest:.0%} of a core, not counted for processes"
-    one, two = lines[1], lines[-1]
-    overlap = [mine.rate / its.rate for mine, its in zip(two.rounds, one.rounds, strict=True)]
+    single, two = lines[1], lines[-1]
+    overlap = [mine.rate / its.rate for mine, its in zip(two.rounds, single.rounds, strict=True)]
     # An idempotent model's instance does not wait for the server between two batches.
     yield f"a batch that travels while another one runs: {rounds.middle(overlap)} of the calls/s without"
     yield f"{two.subject.name}: {rows[-1][-2]} of the processes' throughput per core used, goal 0.8"
@@ -246,9 +246,9 @@ def hop_lines(measured: Mapping[str, Sequence[Sequence[Round]]], sizes: Sequence
     for way, by_size in measured.items():
         row = [way]
         for found, threads in zip(by_size, measured["thread"], strict=True):
-            more = [(one.p50 - thread.p50) * 1e6 for one, thread in zip(found, threads, strict=True)]
-            row += [f"{statistics.median(one.p50 for one in found) * 1e6:,.0f}"]
-            row += [f"{statistics.median(one.p99 for one in found) * 1e6:,.0f}"]
+            more = [(run.p50 - thread.p50) * 1e6 for run, thread in zip(found, threads, strict=True)]
+            row += [f"{statistics.median(run.p50 for run in found) * 1e6:,.0f}"]
+            row += [f"{statistics.median(run.p99 for run in found) * 1e6:,.0f}"]
             row += [f"{statistics.median(more):,.0f}", f"({min(more):,.0f}-{max(more):,.0f})"]
         rows.append(row)
     yield report.plain(header, rows)

@@ -118,11 +118,11 @@ class Loss:
     @property
     def hung(self) -> int:
         """Number of calls that ended only by their deadline."""
-        return sum(one.code == "DEADLINE_EXCEEDED" for one in self.failed)
+        return sum(call.code == "DEADLINE_EXCEEDED" for call in self.failed)
 
     @property
     def ran_there(self) -> int:
-        return sum(one.number in self.begun for one in self.failed)
+        return sum(call.number in self.begun for call in self.failed)
 
     @property
     def lost(self) -> int:
@@ -137,7 +137,7 @@ class Loss:
     @property
     def failed_after(self) -> float:
         """Seconds from the kill until the last failure of a call."""
-        return max((one.at - self.killed for one in self.failed), default=0.0)
+        return max((call.at - self.killed for call in self.failed), default=0.0)
 
 
 def lose(nodes: Nodes, port: int, model: str, records: Path, seconds: float) -> Loss:
@@ -201,23 +201,23 @@ def loss_lines(found: Sequence[Loss]) -> Iterator[str]:
         return title, *(f"{value:,.4g}" for value in (statistics.median(kept), min(kept), max(kept)))
 
     rows = [
-        counted("calls in flight at the kill", [one.in_flight for one in found]),
-        counted("answered by the other nodes meanwhile", [one.meanwhile for one in found]),
-        counted("failed: began on the node", [one.ran_there for one in found]),
-        counted("failed otherwise: queued in the server", [one.lost for one in found]),
-        counted("hung", [one.hung for one in found]),
-        counted("begun twice", [one.twice for one in found]),
-        counted("last of them failed after ms", [one.failed_after * 1e3 for one in found]),
-        counted("start of a new node, s", [one.starting for one in found]),
-        counted("its instance runs calls after s", [one.back for one in found]),
+        counted("calls in flight at the kill", [loss.in_flight for loss in found]),
+        counted("answered by the other nodes meanwhile", [loss.meanwhile for loss in found]),
+        counted("failed: began on the node", [loss.ran_there for loss in found]),
+        counted("failed otherwise: queued in the server", [loss.lost for loss in found]),
+        counted("hung", [loss.hung for loss in found]),
+        counted("begun twice", [loss.twice for loss in found]),
+        counted("last of them failed after ms", [loss.failed_after * 1e3 for loss in found]),
+        counted("start of a new node, s", [loss.starting for loss in found]),
+        counted("its instance runs calls after s", [loss.back for loss in found]),
     ]
     yield report.plain(LOSS_COLUMNS, rows)
-    codes = Counter(failed.code for one in found for failed in one.failed)
+    codes = Counter(failed.code for loss in found for failed in loss.failed)
     yield "they failed with: " + ", ".join(f"{count} {code}" for code, count in sorted(codes.items()))
     yield f"  {found[-1].failed[-1].details}"
-    yield f"calls fail after {max(one.failed_after for one in found):.2f} s at the latest, goal 1"
-    yield f"capacity is back {max(one.back for one in found):.1f} s after a node is there, goal 20"
-    lost, hung = sum(one.lost for one in found), sum(one.hung for one in found)
+    yield f"calls fail after {max(loss.failed_after for loss in found):.2f} s at the latest, goal 1"
+    yield f"capacity is back {max(loss.back for loss in found):.1f} s after a node is there, goal 20"
+    lost, hung = sum(loss.lost for loss in found), sum(loss.hung for loss in found)
     yield f"{lost} calls lost that were not in the actor, goal 0; {hung} hung, goal 0"
 
 
@@ -289,7 +289,7 @@ def burst_lines(found: Burst) -> Iterator[str]:
     if found.down is not None:
         yield f"back to 1: {found.down:.1f} s from the last one on, {found.trickled:,} answered meanwhile"
     yield f"{len(found.failed)} failed calls, goal 0" + "".join(
-        f"\n  {one.code}: {one.details}" for one in found.failed[:3]
+        f"\n  {call.code}: {call.details}" for call in found.failed[:3]
     )
 
 

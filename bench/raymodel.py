@@ -66,5 +66,5 @@ def write(repository: Path, name: str, parameters: Mapping[str, object], count: 
     (repository / name / "1").mkdir(parents=True)
     (repository / name / "1" / "model.py").write_text(SOURCE.format(records=str(records)))
     text = f'backend: "python"\ninstance_group {{ count: {count} }}\n'
-    text += "".join(PARAMETER.format(*one) for one in parameters.items())
+    text += "".join(PARAMETER.format(*item) for item in parameters.items())
     (repository / name / "config.pbtxt").write_text(text)

@@ -41,18 +41,18 @@ class Measured(Generic[T]):
 
     def median(self, value: Callable[[Round], float]) -> float:
         """Return the median over all rounds."""
-        return statistics.median(value(one) for one in self.rounds)
+        return statistics.median(value(run) for run in self.rounds)
 
 
 def ratios(mine: Measured[T], other: Measured[T]) -> list[float]:
     """Return the ratios of throughput, round by round."""
-    return [one.rate / another.rate for one, another in zip(mine.rounds, other.rounds, strict=True)]
+    return [run.rate / another.rate for run, another in zip(mine.rounds, other.rounds, strict=True)]
 
 
 def costs(mine: Measured[T], other: Measured[T]) -> list[float]:
     """Return the ratios of CPU time per call, for each round in which it is known."""
     pairs = zip(mine.rounds, other.rounds, strict=True)
-    return [one.cpu / another.cpu for one, another in pairs if one.cpu is not None and another.cpu]
+    return [pair.cpu / another.cpu for pair, another in pairs if pair.cpu is not None and another.cpu]
 
 
 def middle(values: Sequence[float]) -> str:
@@ -65,27 +65,27 @@ def span(values: Sequence[float]) -> str:
     return f"({min(values):.2f}-{max(values):.2f})" if values else "n/a"
 
 
-def client_bound(one: Measured[T]) -> bool:
+def client_bound(measurement: Measured[T]) -> bool:
     """Return whether the client, not the server, was the limit: used its whole core, or more than the server."""
-    busy = one.median(lambda mine: mine.client_busy)
-    server = one.median(lambda mine: (mine.cpu or 1.0) * mine.rate)
+    busy = measurement.median(lambda mine: mine.client_busy)
+    server = measurement.median(lambda mine: (mine.cpu or 1.0) * mine.rate)
     return busy > CLIENT_BOUND or busy > max(server, BUSY)
 
 
-def row(one: Measured[str], first: Measured[str]) -> list[str]:
+def row(measurement: Measured[str], first: Measured[str]) -> list[str]:
     """Return a table row: setting, calls/s, ratio to the first line, p50, p99, CPU, its ratio, client's share."""
-    rates, busy = ratios(one, first), one.median(lambda mine: mine.client_busy)
-    known = all(mine.cpu is not None for mine in one.rounds)
+    rates, busy = ratios(measurement, first), measurement.median(lambda mine: mine.client_busy)
+    known = all(mine.cpu is not None for mine in measurement.rounds)
     return [
-        one.setting,
-        f"{one.median(lambda mine: mine.rate):,.0f}",
+        measurement.setting,
+        f"{measurement.median(lambda mine: mine.rate):,.0f}",
         middle(rates),
         span(rates),
-        f"{one.median(lambda mine: mine.p50) * 1e3:.3g}",
-        f"{one.median(lambda mine: mine.p99) * 1e3:.3g}",
-        f"{one.median(lambda mine: mine.cpu or 0.0) * 1e6:,.0f}" if known else "n/a",
-        middle(costs(one, first)),
-        f"{busy:.0%}{' !' if client_bound(one) else ''}",
+        f"{measurement.median(lambda mine: mine.p50) * 1e3:.3g}",
+        f"{measurement.median(lambda mine: mine.p99) * 1e3:.3g}",
+        f"{measurement.median(lambda mine: mine.cpu or 0.0) * 1e6:,.0f}" if known else "n/a",
+        middle(costs(measurement, first)),
+        f"{busy:.0%}{' !' if client_bound(measurement) else ''}",
     ]
 
 
@@ -96,10 +96,10 @@ async def interleaved(
     measured = [Measured(subject.name) for subject in subjects]
     settle = min(0.5, plan.seconds / 4)
     for number in range(plan.rounds + 1):
-        for one, subject in zip(measured, subjects, strict=True):
+        for measurement, subject in zip(measured, subjects, strict=True):
             taken = await load(subject, settle, plan.seconds if number else settle)
             if number:  # The first round is a warm-up.
-                one.rounds.append(taken)
+                measurement.rounds.append(taken)
     return measured
 
 

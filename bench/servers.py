@@ -102,8 +102,8 @@ def signals_held_back() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        for one in came:
-            signal.raise_signal(one)
+        for signal_number in came:
+            signal.raise_signal(signal_number)
 
 
 def free_port() -> int:

@@ -102,13 +102,13 @@ def region_exchange(values: Floats) -> Exchange:
         (request.inputs.add(name="x", datatype="FP32", shape=values.shape), IN),
         (request.outputs.add(name="y"), OUT),
     )
-    for one, region in tensors:
-        one.parameters["shared_memory_region"].string_param = region
-        one.parameters["shared_memory_byte_size"].int64_param = values.nbytes
+    for placed, region in tensors:
+        placed.parameters["shared_memory_region"].string_param = region
+        placed.parameters["shared_memory_byte_size"].int64_param = values.nbytes
 
     def check(_: Mapping[str, str], body: bytes) -> None:
         reply = pb.ModelInferResponse.FromString(body)
-        described = [(one.name, one.datatype, list(one.shape)) for one in reply.outputs]
+        described = [(output.name, output.datatype, list(output.shape)) for output in reply.outputs]
         if described != [("y", "FP32", list(values.shape))] or any(reply.raw_output_contents):
             raise BenchError(f"the reply has the outputs {described} and {reply.ByteSize()} bytes")
 
@@ -183,13 +183,13 @@ def measure(
 
 def _joined(starts: Sequence[Measured[str]]) -> Measured[str]:
     """Return the rounds of all starts of one server."""
-    return Measured(starts[0].setting, [one for start in starts for one in start.rounds])
+    return Measured(starts[0].setting, [run for start in starts for run in start.rounds])
 
 
 def lines(measured: Sequence[Measured[str]]) -> Iterator[str]:
     """Yield the table of one load, and its conclusion."""
-    yield report.plain(COLUMNS, [rounds.row(one, measured[0]) for one in measured])
-    by_name = {one.setting: one for one in measured}
+    yield report.plain(COLUMNS, [rounds.row(measurement, measured[0]) for measurement in measured])
+    by_name = {measurement.setting: measurement for measurement in measured}
     bare = measured[0].setting
     for shared, other in ((SHARED, bare), (SHARED, RAW), (SHARED + BY_GRPCIO, RAW + BY_GRPCIO)):
         ratio = rounds.middle(rounds.ratios(by_name[shared], by_name[other]))

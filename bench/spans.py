@@ -26,7 +26,7 @@ from bench.scenarios import SCENARIOS
 from bench.tally import BenchError
 
 MODEL = "identity_fp32"
-SCENARIO = next(one for one in SCENARIOS if one.name == "infer-c64")
+SCENARIO = next(scenario for scenario in SCENARIOS if scenario.name == "infer-c64")
 OFF, UNSAMPLED, SAMPLED = "off", "parent not sampled", "every call"
 SLOW, DEAD, BACK = "takes 1 s", "is not there", "goes and comes back"
 SLOW_SECONDS = 1.0
@@ -161,8 +161,8 @@ async def fault(healthy: Traced, faulty: Traced, what: str, plan: Plan) -> Fault
     for number in range(plan.rounds):
         if what == BACK:
             faulty.collector.stop() if number % 2 else faulty.collector.start()
-        for one, kept in ((healthy, measured.healthy), (faulty, measured.faulty)):
-            taken = await measure.load(SCENARIO, one.subject, settle, plan.seconds)
+        for served, kept in ((healthy, measured.healthy), (faulty, measured.faulty)):
+            taken = await measure.load(SCENARIO, served.subject, settle, plan.seconds)
             kept.append(taken.p99)
     measured.counted = faulty.counted()
     return measured
@@ -170,8 +170,8 @@ async def fault(healthy: Traced, faulty: Traced, what: str, plan: Plan) -> Fault
 
 def fault_lines(measured: Faulty) -> Iterator[str]:
     """Yield the lines to print."""
-    before, now = (statistics.median(one) * 1e3 for one in (measured.healthy, measured.faulty))
-    ratios = [one / another for one, another in zip(measured.faulty, measured.healthy, strict=True)]
+    before, now = (statistics.median(times) * 1e3 for times in (measured.healthy, measured.faulty))
+    ratios = [time / another for time, another in zip(measured.faulty, measured.healthy, strict=True)]
     yield f"a collector that {measured.what}:"
     yield f"  p99 {before:.2f} ms beside a healthy one, {now:.2f} ms: x{statistics.median(ratios):.2f}, goal 1.10"
     counted = measured.counted
@@ -202,7 +202,7 @@ def main(words: Sequence[str] | None = None) -> int:
                 every.subject,
             ]
             measured = asyncio.run(costs(subjects, plan))
-            table = report.plain(COLUMNS, [rounds.row(one, measured[0]) for one in measured])
+            table = report.plain(COLUMNS, [rounds.row(measurement, measured[0]) for measurement in measured])
             print(f"\n{SCENARIO.in_flight} in flight; {GOALS}", table, LEGEND, sep="\n", flush=True)
             for kind in (SLOW, DEAD, BACK):
                 faulty = Traced(kind, folder, cores, stack, kind)

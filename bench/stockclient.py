@@ -39,10 +39,12 @@ def _calling(subject: Subject, connections: int) -> Iterator[tuple[Callable[[], 
     equal to the expected one, and the others must have its size.
     """
     requests = [
-        (pb.ModelInferRequest.FromString(one.body), one)
-        for one in subject.requests or [Request(subject.exchange.body)]
+        (pb.ModelInferRequest.FromString(request.body), request)
+        for request in subject.requests or [Request(subject.exchange.body)]
     ]
-    metadata = [[(name.decode(), value.decode()) for name, value in one.metadata.fields] for _, one in requests]
+    metadata = [
+        [(name.decode(), value.decode()) for name, value in request.metadata.fields] for _, request in requests
+    ]
     expected = pb.ModelInferResponse.FromString(subject.expected[PREFIX:])
     size = expected.ByteSize()
     with ExitStack() as stack:
@@ -59,17 +61,17 @@ def _calling(subject: Subject, connections: int) -> Iterator[tuple[Callable[[], 
 
         def call() -> Any:
             number = next(turn)
-            message, one = requests[number % len(requests)]
-            timeout = CALL_LIMIT if one.timeout is None else one.timeout / 1000
+            message, fields = requests[number % len(requests)]
+            timeout = CALL_LIMIT if fields.timeout is None else fields.timeout / 1000
             try:
                 data, reply = stubs[number % connections](message, timeout, metadata[number % len(requests)])
             except grpc.RpcError as error:
                 raise BenchError(
                     f"{subject.exchange.path} answered {error.code().name}: {error.details()}"
                 ) from None
-            if wrong := one.missing(data):
+            if wrong := fields.missing(data):
                 raise BenchError(wrong)
-            if not one.holds and reply.ByteSize() != size:
+            if not fields.holds and reply.ByteSize() != size:
                 raise BenchError(f"a reply of {reply.ByteSize()} bytes in place of {size}")
             return reply
 
@@ -104,5 +106,5 @@ def _drive(call: Callable[[], Any], in_flight: int, seconds: float) -> Outcome:
     started = time.perf_counter()
     with ThreadPoolExecutor(in_flight) as threads:
         taken = [threads.submit(drive) for _ in range(in_flight)]
-        latencies = [latency for one in taken for latency in one.result()]
+        latencies = [latency for time in taken for latency in time.result()]
     return Outcome(len(latencies), time.perf_counter() - started, latencies, [])

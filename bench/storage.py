@@ -135,13 +135,13 @@ def measure(count: int, megabytes: float, rounds: int, cores: servers.Cores) -> 
 def lines(found: Mapping[str, Sequence[Start]]) -> Iterator[str]:
     """Yield the lines to print."""
     for kind, starts in found.items():
-        ratios = [one.seconds / local.seconds for one, local in zip(starts, found[LOCAL], strict=True)]
+        ratios = [start.seconds / local.seconds for start, local in zip(starts, found[LOCAL], strict=True)]
         goal = f", goal {GOAL:g}" if kind == EMPTY else ""
         yield (
-            f"{kind:>15}: ready after {np.median([one.seconds for one in starts]):6.2f} s, "
+            f"{kind:>15}: ready after {np.median([start.seconds for start in starts]):6.2f} s, "
             f"{np.median(ratios):.2f} times the local folder ({min(ratios):.2f}-{max(ratios):.2f}{goal}), "
-            f"{np.median([one.cpu for one in starts]):.2f} s of the server's CPU time, "
-            f"{max(one.downloads for one in starts)} objects downloaded"
+            f"{np.median([start.cpu for start in starts]):.2f} s of the server's CPU time, "
+            f"{max(start.downloads for start in starts)} objects downloaded"
         )
 
 

@@ -277,7 +277,9 @@ def main(words: Sequence[str] | None = None) -> int:
     given = parser.parse_args(words)
     print(*report.machine(), "a model that never answers; no connection, no other call may be lost", "", sep="\n")
     try:
-        results = [pair for one in given.transport for pair in measure(one, given.calls, given.channels)]
+        results = [
+            pair for transport in given.transport for pair in measure(transport, given.calls, given.channels)
+        ]
     except BenchError as error:
         print(error, file=sys.stderr)
         return 1

@@ -18,9 +18,9 @@ from bench.servers import ROOT, started
 SECONDS = 60.0
 
 
-def _serves(one: psutil.Process) -> bool:
+def _serves(process: psutil.Process) -> bool:
     try:
-        return "serve" in one.cmdline()
+        return "serve" in process.cmdline()
     except psutil.Error:
         return False  # It has ended meanwhile.
 
@@ -98,8 +98,8 @@ def test_who_has_ended_has_ended_what_it_began(number: signal.Signals) -> None:
                     bench.send_signal(number)  # A terminal tells all of them.
             process.send_signal(number)
             process.wait(SECONDS)
-            assert not [one for one in begun if one.is_running()]
+            assert not [begun_process for begun_process in begun if begun_process.is_running()]
         finally:
-            for one in [everything, *begun]:
-                if one.is_running():
-                    one.kill()
+            for begun_process in [everything, *begun]:
+                if begun_process.is_running():
+                    begun_process.kill()

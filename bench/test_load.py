@@ -98,10 +98,12 @@ def test_lines_are_loaded(names: tuple[str, ...]) -> None:
         scenario = replace(scenario, lines=tuple(line for line in scenario.lines if line.launch.name in USUAL))
     measured = compare(scenario, SETTINGS)
     lines = [line.name for line in lines_of(scenario)[0]]
-    assert [one.setting for one in measured] == lines
-    assert all(len(one.rounds) == 1 and one.rounds[0].rate > 0 for one in measured)
-    assert all(0 < one.rounds[0].p50 <= one.rounds[0].p99 for one in measured)
-    assert all((one.rounds[0].cpu or 0) > 0 and (one.peak or 0) > 2**20 for one in measured)
+    assert [measurement.setting for measurement in measured] == lines
+    assert all(len(measurement.rounds) == 1 and measurement.rounds[0].rate > 0 for measurement in measured)
+    assert all(0 < measurement.rounds[0].p50 <= measurement.rounds[0].p99 for measurement in measured)
+    assert all(
+        (measurement.rounds[0].cpu or 0) > 0 and (measurement.peak or 0) > 2**20 for measurement in measured
+    )
     table = page.rows(scenario, measured)
     assert [line[0] for line in table] == lines
     assert table[0][2] == "1.00"
@@ -111,12 +113,12 @@ def test_lines_are_loaded(names: tuple[str, ...]) -> None:
 def test_servers_are_started_anew() -> None:
     scenario = replace(BY_NAME["infer-c1"], lines=(H2_THREAD,), starts=2)
     measured = compare(scenario, SETTINGS)
-    assert [len(one.rounds) for one in measured] == [2]
+    assert [len(measurement.rounds) for measurement in measured] == [2]
 
 
 def test_two_equal_servers_instead() -> None:
     measured = compare(BY_NAME["infer-c1"], replace(SETTINGS, aa=True))
-    assert [one.setting for one in measured] == ["bare grpc.aio", "the same again"]
+    assert [measurement.setting for measurement in measured] == ["bare grpc.aio", "the same again"]
 
 
 def test_a_server_that_does_not_start_is_an_error() -> None:
@@ -165,7 +167,7 @@ def test_against_another_checkout(tmp_path: Path) -> None:
     (tmp_path / "server").mkdir()
     (tmp_path / "server" / "triglot").symlink_to(servers.ROOT / "server" / "triglot")
     measured = compare(scenario, replace(SETTINGS, against=Checkout(tmp_path)))
-    names = [one.setting for one in measured]
+    names = [measurement.setting for measurement in measured]
     assert names == ["h2, thread", f"h2, thread, {tmp_path}"]
     table = page.pair_rows(measured)
     assert [row[0] for row in table] == ["h2, thread"]
@@ -176,7 +178,7 @@ def test_under_another_interpreter() -> None:
     scenario = replace(BY_NAME["infer-c8"], lines=(BARE, H2_THREAD, OVER_TRITON))
     measured = compare(scenario, replace(SETTINGS, other_python=sys.executable))
     names = [BARE.name, "h2, thread"]
-    assert [one.setting for one in measured] == [
+    assert [measurement.setting for measurement in measured] == [
         text for name in names for text in (name, f"{name}, {sys.executable}")
     ]
     table = page.python_rows(measured)
@@ -323,15 +325,15 @@ def test_chart() -> None:
         chart.Group("another", [("bare", 1.0), ("none", 0.0)]),
     ]
     root = ET.fromstring(chart.svg("figures", groups, "×"))
-    bars = [one for one in root.findall(f"{SVG}rect") if one.get("x")]
-    widths = [float(one.attrib["width"]) for one in bars]
+    bars = [element for element in root.findall(f"{SVG}rect") if element.get("x")]
+    widths = [float(bar.attrib["width"]) for bar in bars]
     assert widths[1] == pytest.approx(4 * widths[0], abs=0.2)
     assert widths[2] == widths[1]
     assert widths[3] < widths[0]
     assert max(widths) + float(bars[0].attrib["x"]) < int(root.attrib["width"])
     assert bars[0].attrib["fill"] == bars[2].attrib["fill"] != bars[1].attrib["fill"]
     assert float(bars[-1].attrib["y"]) + chart.BAR < int(root.attrib["height"])
-    texts = [one.text for one in root.findall(f"{SVG}text")]
+    texts = [element.text for element in root.findall(f"{SVG}text")]
     assert "a < b & c" in texts
     assert "4.00×" in texts
     assert (
@@ -375,11 +377,12 @@ def test_settings_are_added_to_their_base() -> None:
     for base in aio_tuning.BASES.values():
         every_one = aio_tuning.settings(base)
         assert every_one[0] == base
-        assert len({one.name for one in every_one}) == len(every_one)
+        assert len({setting.name for setting in every_one}) == len(every_one)
         assert all(
-            set(base.environment) <= set(one.environment) and base.uvloop <= one.uvloop for one in every_one
+            set(base.environment) <= set(setting.environment) and base.uvloop <= setting.uvloop
+            for setting in every_one
         )
-    assert {one.name for one in aio_tuning.settings(aio_tuning.STOCK)} > {"uvloop", "memory kept"}
+    assert {setting.name for setting in aio_tuning.settings(aio_tuning.STOCK)} > {"uvloop", "memory kept"}
 
 
 def test_a_setting_reaches_the_server(tmp_path: Path) -> None:
@@ -397,8 +400,8 @@ def test_a_setting_reaches_the_server(tmp_path: Path) -> None:
 def test_tuning() -> None:
     compared = [*aio_tuning.settings(aio_tuning.STOCK)[:1], *aio_tuning.settings(aio_tuning.STOCK)[2:3]]
     measured = aio_tuning.measure(aio_tuning.LOADS[0], compared, Plan(rounds=1, seconds=0.05), None, starts=2)
-    assert [one.setting for one in measured] == ["stock", "uvloop"]
-    assert all(len(one.rounds) == 2 and one.rounds[0].rate > 0 for one in measured)
+    assert [measurement.setting for measurement in measured] == ["stock", "uvloop"]
+    assert all(len(measurement.rounds) == 2 and measurement.rounds[0].rate > 0 for measurement in measured)
     assert aio_tuning.lines(measured).splitlines()[0].count("x stock") == 2
 
 

@@ -49,16 +49,16 @@ def answered(request: bytes) -> pb.ModelInferResponse:
 async def test_varied_calls_arrive_as_they_were_made(load: Load, in_flight: int, connections: int) -> None:
     made = exchanges(grpc_exchange, ("m",), 16, VARIED)
     given = requests(made, VARIED, 1)
-    by_body = {one.body: one for one in given}
+    by_body = {request.body: request for request in given}
     peers, came = set(), count()
 
     async def handler(request: bytes, context: Context) -> bytes:
-        one = by_body[request]
+        made = by_body[request]
         peers.add(context.peer())
         fields = dict(context.invocation_metadata())
-        assert fields["traceparent"].encode() == dict(one.metadata.fields)[b"traceparent"]
-        assert one.timeout is not None
-        assert 0 < context.time_remaining() <= one.timeout * 1.04 / 1000 + 0.01
+        assert fields["traceparent"].encode() == dict(made.metadata.fields)[b"traceparent"]
+        assert made.timeout is not None
+        assert 0 < context.time_remaining() <= made.timeout * 1.04 / 1000 + 0.01
         next(came)
         return answered(request).SerializeToString()
 

@@ -10,20 +10,24 @@ PLAN = Plan(rounds=1, seconds=0.05)
 
 def test_busy() -> None:
     measured = process.busy(PLAN, in_flight=2, steps=100)
-    assert [one.setting for one in measured] == list(KINDS)
-    assert all(one.rounds[0].rate > 0 for one in measured)
+    assert [measurement.setting for measurement in measured] == list(KINDS)
+    assert all(measurement.rounds[0].rate > 0 for measurement in measured)
     assert "goal 1.7" in "\n".join(process.busy_lines(measured))
 
 
 def test_hand_over() -> None:
     by_size = [(size, process.hand_over(PLAN, size)) for size in (64, 2**20)]
-    assert all(0 < one.rounds[0].p50 <= one.rounds[0].p99 for _, measured in by_size for one in measured)
+    assert all(
+        0 < measurement.rounds[0].p50 <= measurement.rounds[0].p99
+        for _, measured in by_size
+        for measurement in measured
+    )
     assert "1,048,576 bytes in and out" in "\n".join(process.hand_over_lines(by_size))
 
 
 async def test_losing() -> None:
     losses = {name: await losing.lose(way, 1) for name, way in losing.WAYS.items()}
-    assert all(0 < one.told < one.replaced for found in losses.values() for one in found)
+    assert all(0 < loss.told < loss.replaced for found in losses.values() for loss in found)
     table = "\n".join(losing.lines(losses))
     assert "killed" in table
     assert "at the latest, goal 1" in table

@@ -16,9 +16,9 @@ def test_throughput(ray_nodes: Nodes) -> None:
     (lines,) = ray.throughput(ray_nodes, PLAN, [SLEEPS]).values()
     assert len(lines) == 4
     for line in lines:
-        (one,) = line.rounds
-        assert one.rate > 0
-        assert min(one.server, one.instances) > 0
+        (run,) = line.rounds
+        assert run.rate > 0
+        assert min(run.server, run.instances) > 0
     assert "goal 0.8" in "\n".join(ray.throughput_lines(lines))
 
 

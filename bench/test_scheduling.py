@@ -80,12 +80,12 @@ async def test_an_open_loop_misses_answers() -> None:
         (Batching("none", on=False), None),
         (Batching("by hand", delay=0.002, sizes=(8,)), DynamicBatching((8,), 0.002)),
     ],
-    ids=lambda one: getattr(one, "name", ""),
+    ids=lambda value: getattr(value, "name", ""),
 )
-def test_served_and_run_alike(one: Batching, wanted: DynamicBatching | None) -> None:
-    assert affine.model(one).dynamic_batching == wanted
+def test_served_and_run_alike(batching: Batching, wanted: DynamicBatching | None) -> None:
+    assert affine.model(batching).dynamic_batching == wanted
     namespace: dict[str, object] = {}
-    text = affine.MODEL.format(fixed=1, per_row=2, max_batch_size=3, max_queue_size=4, batching=one.source())
+    text = affine.MODEL.format(fixed=1, per_row=2, max_batch_size=3, max_queue_size=4, batching=batching.source())
     exec(text, namespace)
     model = namespace["Model"]
     assert isinstance(model, type)
@@ -100,8 +100,8 @@ PLAN = rounds.Plan(rounds=1, seconds=0.05)
 @pytest.mark.parametrize("over", ["grpc", "engine"])
 def test_batching(in_flight: int, over: str) -> None:
     measured = batching.over_grpc(in_flight, PLAN, None) if over == "grpc" else batching.on_engine(in_flight, PLAN)
-    assert [one.setting for one in measured] == batching.settings(in_flight)
-    assert all(one.rounds[0].rate > 0 for one in measured)
+    assert [measurement.setting for measurement in measured] == batching.settings(in_flight)
+    assert all(measurement.rounds[0].rate > 0 for measurement in measured)
     printed = "\n".join(batching.lines(measured))
     assert printed.count("goal") == 1
 

@@ -85,8 +85,8 @@ def test_shared_memory() -> None:
     (in_flight, measured), *none = shared_memory.measure(PLAN, [2], None, elements=1000).items()
     assert (in_flight, none) == (2, [])
     clients = ["raw gRPC", "shared memory", "raw gRPC, by grpcio's client", "shared memory, by grpcio's client"]
-    assert [one.setting for one in measured] == ["bare grpc.aio", *clients]
-    assert all(one.rounds[0].rate > 0 for one in measured)
+    assert [measurement.setting for measurement in measured] == ["bare grpc.aio", *clients]
+    assert all(measurement.rounds[0].rate > 0 for measurement in measured)
 
 
 def test_what_is_said_of_known_rounds() -> None:

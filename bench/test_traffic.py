@@ -43,49 +43,51 @@ def test_no_call_is_like_another(making: Making) -> None:
     made = exchanges(making, ("m",), 16, traffic)
     sent = requests(made, traffic, 1)
     assert len(made) == len(sent) == traffic.count
-    assert len({one.body for one in sent}) == traffic.count
-    assert len({one.body for one in made}) == traffic.count
-    assert len({one.holds for one in sent}) == traffic.count
-    assert len({len(one.body) for one in made}) > 4  # Rows.
+    assert len({request.body for request in sent}) == traffic.count
+    assert len({exchange.body for exchange in made}) == traffic.count
+    assert len({request.holds for request in sent}) == traffic.count
+    assert len({len(exchange.body) for exchange in made}) > 4  # Rows.
     if made[0].kind == REST:
-        traces = {one.body.partition(b"traceparent: ")[2][:55] for one in sent}
+        traces = {request.body.partition(b"traceparent: ")[2][:55] for request in sent}
     else:
-        traces = {dict(one.metadata.fields)[b"traceparent"] for one in sent}
-        timeouts = Counter(one.timeout for one in sent)
+        traces = {dict(request.metadata.fields)[b"traceparent"] for request in sent}
+        timeouts = Counter(request.timeout for request in sent)
         assert len(timeouts) > 150
         assert {900, 1100} >= {min(filter(None, timeouts)), max(filter(None, timeouts))}
     assert len(traces) == traffic.count
-    assert all(len(one) == 55 for one in traces)
+    assert all(len(trace) == 55 for trace in traces)
 
 
 @pytest.mark.parametrize("making", [*GRPC_MAKINGS, *REST_MAKINGS], ids=name_of)
 def test_a_reply_holds_what_its_request_wants_and_no_others_does(making: Making) -> None:
     made = exchanges(making, ("m",), 16, FEWER)
     random = Random(3)
-    for one, sent in zip(made[:50], requests(made, FEWER, 1)[:50], strict=True):
-        reply = framed([one.reply])
+    for exchange, sent in zip(made[:50], requests(made, FEWER, 1)[:50], strict=True):
+        reply = framed([exchange.reply])
         assert not sent.missing(reply)
         other = random.choice(made[100:])
         assert sent.missing(framed([other.reply]))
-        one.check({}, framed([one.reply] * one.messages) if one.messages > 1 else one.reply)
+        exchange.check(
+            {}, framed([exchange.reply] * exchange.messages) if exchange.messages > 1 else exchange.reply
+        )
         with pytest.raises(BenchError):
-            one.check({}, framed([other.reply] * one.messages) if one.messages > 1 else other.reply)
+            exchange.check({}, framed([other.reply] * exchange.messages) if exchange.messages > 1 else other.reply)
 
 
 def test_identical_calls_are_one_call() -> None:
-    (one,) = requests(exchanges(payloads.grpc_exchange, ("m",), 16, IDENTICAL), IDENTICAL, 1)
-    assert one.timeout is None
-    assert not one.metadata.fields
-    assert pb.ModelInferRequest.FromString(one.body).id == ""
-    assert list(pb.ModelInferRequest.FromString(one.body).inputs[0].shape) == [1, 16]
-    assert len(one.holds) == 1
+    (request,) = requests(exchanges(payloads.grpc_exchange, ("m",), 16, IDENTICAL), IDENTICAL, 1)
+    assert request.timeout is None
+    assert not request.metadata.fields
+    assert pb.ModelInferRequest.FromString(request.body).id == ""
+    assert list(pb.ModelInferRequest.FromString(request.body).inputs[0].shape) == [1, 16]
+    assert len(request.holds) == 1
 
 
 def test_models_in_turn_and_one_row() -> None:
     made = exchanges(payloads.grpc_exchange, ("a", "b"), 16, replace(ONE_ROW, count=64))
-    given = [pb.ModelInferRequest.FromString(one.body) for one in made]
-    assert [one.model_name for one in given[:4]] == ["a", "b", "a", "b"]
-    assert {one.inputs[0].shape[0] for one in given} == {1}
+    given = [pb.ModelInferRequest.FromString(exchange.body) for exchange in made]
+    assert [request.model_name for request in given[:4]] == ["a", "b", "a", "b"]
+    assert {request.inputs[0].shape[0] for request in given} == {1}
 
 
 @pytest.mark.parametrize("traffic", [VARIED, INDEXED, IDENTICAL], ids=["C-core", "indexed", "identical"])
@@ -93,22 +95,23 @@ def test_models_in_turn_and_one_row() -> None:
 async def test_calls_arrive_as_they_were_made(traffic: Traffic, connections: int) -> None:
     made = exchanges(payloads.grpc_exchange, ("m",), 16, traffic)
     by_body = {
-        one.body: (one, exchange.reply) for one, exchange in zip(requests(made, traffic, 1), made, strict=True)
+        request.body: (request, exchange.reply)
+        for request, exchange in zip(requests(made, traffic, 1), made, strict=True)
     }
     seen: Counter[bytes] = Counter()
 
     async def handler(request: bytes, context: Context) -> bytes:
-        one, reply = by_body[request]
+        made, reply = by_body[request]
         seen[request] += 1
         fields = dict(context.invocation_metadata())
-        for name, value in one.metadata.fields:
+        for name, value in made.metadata.fields:
             assert fields[name.decode()] == value.decode()
-        if one.timeout is not None:
-            assert 0 < context.time_remaining() <= one.timeout * 1.04 / 1000 + 0.01
+        if made.timeout is not None:
+            assert 0 < context.time_remaining() <= made.timeout * 1.04 / 1000 + 0.01
         return reply
 
     async with grpc_server(handler) as port:
-        sent = [one for one, _ in by_body.values()]
+        sent = [request for request, _ in by_body.values()]
         opened = await h2client.connect(port, payloads.GRPC_PATH, sent, 8, connections, indexed=traffic.indexed)
         outcome = await drive(opened, 0.3, b"", patience=20)
         await close(*opened)
@@ -119,7 +122,7 @@ async def test_calls_arrive_as_they_were_made(traffic: Traffic, connections: int
 @pytest.mark.parametrize("kind", ["another's", "shorter"])
 async def test_wrong_answers_are_errors(kind: str) -> None:
     made = exchanges(payloads.grpc_exchange, ("m",), 16, FEWER)
-    replies = {one.body: one.reply for one in made}
+    replies = {exchange.body: exchange.reply for exchange in made}
 
     async def handler(request: bytes, context: Context) -> bytes:
         return made[7].reply if kind == "another's" else replies[request][:-1]
@@ -134,7 +137,7 @@ async def test_wrong_answers_are_errors(kind: str) -> None:
 @pytest.mark.parametrize("wrong", [False, True])
 async def test_streams_are_checked_message_by_message(wrong: bool) -> None:
     made = exchanges(payloads.stream_exchange, ("m",), 16, FEWER)
-    replies = {one.body: one.reply for one in made}
+    replies = {exchange.body: exchange.reply for exchange in made}
 
     async def handler(given: Any, context: Context) -> Any:
         number = 0
@@ -156,7 +159,7 @@ async def test_streams_are_checked_message_by_message(wrong: bool) -> None:
 @pytest.mark.parametrize("wrong", [False, True])
 async def test_rest_is_checked(wrong: bool) -> None:
     made = exchanges(payloads.json_exchange, ("m",), 16, FEWER)
-    replies = {one.body: one.reply for one in made}
+    replies = {exchange.body: exchange.reply for exchange in made}
     seen: Counter[str] = Counter()  # Each connection begins anywhere: two may send the same ones.
 
     async def handler(request: web.Request) -> web.Response:

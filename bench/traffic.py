@@ -58,15 +58,15 @@ def exchanges(making: Making, models: tuple[str, ...], elements: int, traffic: T
 def requests(made: Sequence[Exchange], traffic: Traffic, port: int, canned: bytes = b"") -> Sequence[Request]:
     """Return the exchanges as requests to send; `canned`: the reply of a server that sends the same to each."""
     random, prepared = Random(len(made)), []
-    for one in made:
+    for exchange in made:
         trace = {"traceparent": _traceparent(random, sampled=traffic.sampled)} if traffic.varied else {}
-        headers, holds = one.headers | trace, (canned,) if canned else one.holds
-        if one.kind == REST:
-            prepared.append(Request(request_bytes(port, one.path, headers, one.body), holds))
+        headers, holds = exchange.headers | trace, (canned,) if canned else exchange.holds
+        if exchange.kind == REST:
+            prepared.append(Request(request_bytes(port, exchange.path, headers, exchange.body), holds))
             continue
         metadata = Metadata([(name.encode(), value.encode()) for name, value in headers.items()])
         timeout = random.randint(*TIMEOUT) if traffic.varied else None
-        prepared.append(Request(one.body, holds, metadata, timeout))
+        prepared.append(Request(exchange.body, holds, metadata, timeout))
     return prepared
 
 

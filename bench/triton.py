@@ -66,8 +66,8 @@ def serving(core: int | None) -> Iterator[tuple[Server, int, int]]:
 
 def _configuration(datatype: str, inputs: tuple[str, ...]) -> str:
     def tensors(kind: str, names: list[str]) -> str:
-        one = "{{ name: '{name}' data_type: TYPE_{datatype} dims: [-1, -1] }}"
-        return f"{kind} [{', '.join(one.format(name=name, datatype=datatype) for name in names)}]"
+        template = "{{ name: '{name}' data_type: TYPE_{datatype} dims: [-1, -1] }}"
+        return f"{kind} [{', '.join(template.format(name=name, datatype=datatype) for name in names)}]"
 
     outputs = [name.replace("x", "y") for name in inputs]
     return "\n".join((f"backend: '{BACKEND}'", tensors("input", list(inputs)), tensors("output", outputs), ""))

@@ -147,7 +147,7 @@ def kept_build(seconds: float | None) -> Path | None:
         return None
     log.unlink()
     unfinished.rename(folder)
-    finished = sorted((one for one in BUILDS.iterdir() if one.is_dir() and not one.suffix), key=_age)
+    finished = sorted((path for path in BUILDS.iterdir() if path.is_dir() and not path.suffix), key=_age)
     for old in finished[KEPT:]:
         shutil.rmtree(old)
     return folder

@@ -155,7 +155,7 @@ def graph(panel: Mapping[str, Any], lines: Sequence[Line], width: int, height: i
         values = [
             [total(column[: number + 1]) for column in zip(*values, strict=True)] for number in range(len(values))
         ]
-    highest = max((value for one in values for value in one if not math.isnan(value)), default=0.0)
+    highest = max((value for series in values for value in series if not math.isnan(value)), default=0.0)
     scale = ticks(max(highest, defaults.get("max", 0)), least=float(defaults.get("decimals") == 0))
     for tick in scale:
         y = bottom - (bottom - top) * tick / scale[-1]
@@ -171,10 +171,10 @@ def graph(panel: Mapping[str, Any], lines: Sequence[Line], width: int, height: i
     for minute in range(0, RUN_SECONDS + 1, 30):
         x = left + (right - left) * minute / RUN_SECONDS
         yield text_at(x, bottom + 13, f"{minute // 60}:{minute % 60:02}", 10, text_anchor="middle", fill="#666")
-    for number, one in reversed(list(enumerate(values))) if stacked else enumerate(values):
+    for number, series in reversed(list(enumerate(values))) if stacked else enumerate(values):
         colour = COLOURS[number % len(COLOURS)]
         for path, area in paths(
-            one, left, right, top, bottom, scale[-1], custom.get("lineInterpolation") == "stepAfter"
+            series, left, right, top, bottom, scale[-1], custom.get("lineInterpolation") == "stepAfter"
         ):
             if stacked:
                 yield f'<path d="{area}" fill="{colour}" fill-opacity=".25"/>'
@@ -244,10 +244,10 @@ async def lines_of(real: Prometheus, panel: Mapping[str, Any], start: float, end
     for target in panel["targets"]:
         expression = filled(target["expr"], INTERVAL)
         answer = await real.ask("query_range", query=expression, start=f"{start}", end=f"{end}", step=f"{STEP}")
-        for one in answer["result"]:
-            name = legend_of(target["legendFormat"], one["metric"])
+        for series in answer["result"]:
+            name = legend_of(target["legendFormat"], series["metric"])
             values = [math.nan] * steps
-            for at, value in one["values"]:
+            for at, value in series["values"]:
                 values[round((at - start) / STEP)] = float(value)
             if not all(map(math.isnan, values)):
                 found.append(Line(name or "{}", values))

@@ -90,7 +90,7 @@ class Pod:
             Probe.of(container[kind]) for kind in ("startupProbe", "readinessProbe", "livenessProbe")
         )
         self._command = command
-        self._variables = {one["name"]: one["value"] for one in container.get("env", ())}
+        self._variables = {variable["name"]: variable["value"] for variable in container.get("env", ())}
         self._ended = threading.Event()
         self._watching: list[threading.Thread] = []
         self.ready = False

@@ -119,12 +119,14 @@ class Served:
     def leases(self) -> dict[str, int]:
         """Return the number of calls that hold each model now, by its name."""
         versions = self.server.dataplane.versions(EVERYTHING)
-        return {one.files.name: one.servable.leases for one in versions if one.servable is not None}
+        return {
+            version.files.name: version.servable.leases for version in versions if version.servable is not None
+        }
 
     async def is_idle(self) -> None:
         """Wait until no call holds a model, and none is counted as in flight."""
         await until(lambda: not any(self.leases().values()))
-        await until(lambda: not any(one.in_flight for one in self.server.telemetry.endpoints()))
+        await until(lambda: not any(endpoint.in_flight for endpoint in self.server.telemetry.endpoints()))
 
 
 @asynccontextmanager

@@ -56,30 +56,30 @@ def spans_of(data: bytes) -> list[Span]:
     request = trace_service_pb2.ExportTraceServiceRequest.FromString(data)
     found = []
     for of_resource in request.resource_spans:
-        resource = {one.key: _value(one.value) for one in of_resource.resource.attributes}
+        resource = {attribute.key: _value(attribute.value) for attribute in of_resource.resource.attributes}
         for scope in of_resource.scope_spans:
             assert scope.scope.name == "triglot"
-            for one in scope.spans:
-                assert len(one.trace_id) == 16
-                assert len(one.span_id) == 8
-                assert len(one.parent_span_id) in (0, 8)
-                assert one.start_time_unix_nano <= one.end_time_unix_nano
-                attributes = {pair.key: _value(pair.value) for pair in one.attributes}
-                assert len(attributes) == len(one.attributes)
+            for span in scope.spans:
+                assert len(span.trace_id) == 16
+                assert len(span.span_id) == 8
+                assert len(span.parent_span_id) in (0, 8)
+                assert span.start_time_unix_nano <= span.end_time_unix_nano
+                attributes = {pair.key: _value(pair.value) for pair in span.attributes}
+                assert len(attributes) == len(span.attributes)
                 found.append(
                     Span(
-                        one.name,
-                        one.kind,
-                        one.trace_id.hex(),
-                        one.span_id.hex(),
-                        one.parent_span_id.hex(),
-                        one.start_time_unix_nano,
-                        one.end_time_unix_nano,
+                        span.name,
+                        span.kind,
+                        span.trace_id.hex(),
+                        span.span_id.hex(),
+                        span.parent_span_id.hex(),
+                        span.start_time_unix_nano,
+                        span.end_time_unix_nano,
                         attributes,
-                        [(link.trace_id.hex(), link.span_id.hex()) for link in one.links],
-                        one.status.code == Status.STATUS_CODE_ERROR,
-                        one.trace_state,
-                        one.flags,
+                        [(link.trace_id.hex(), link.span_id.hex()) for link in span.links],
+                        span.status.code == Status.STATUS_CODE_ERROR,
+                        span.trace_state,
+                        span.flags,
                         resource,
                     )
                 )

@@ -41,7 +41,7 @@ def violations(tree: ast.Module) -> Iterator[str]:
             if any(base.startswith("Protocol") for base in bases):
                 yield f"{node.lineno}: a Protocol: its attributes are looked up by name"
             if any(base.startswith("Generic[") for base in bases) and any(
-                "dataclass" in one for one in decorators
+                "dataclass" in decorator for decorator in decorators
             ):
                 yield f"{node.lineno}: a generic dataclass, which cannot be imported"
         elif isinstance(node, ast.Attribute) and node.attr in C_KEYWORDS:

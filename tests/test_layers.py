@@ -65,7 +65,7 @@ def allowed(module: str, name: str) -> bool:
     row = max((row for row in MAY_IMPORT if below(module, {row})), key=len)
     if below(module, CODECS) and below(name, NOT_OF_CODECS):
         return False
-    if any(below(name, packages) for one, packages in NEVER.items() if below(module, {one})):
+    if any(below(name, packages) for package, packages in NEVER.items() if below(module, {package})):
         return False
     if name.split(".", maxsplit=1)[0] in sys.stdlib_module_names:
         return True

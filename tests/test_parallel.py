@@ -44,7 +44,7 @@ def test_what_goes_over_both_transports(node_id: str, expected: bool) -> None:
 def test_what_is_named_there_exists(pattern: str) -> None:
     file, _, test = pattern.partition("::")
     found = list(Path(parallel.__file__).parents[1].glob(file))
-    assert any(f"def {test}" in one.read_text() for one in found if one.is_file())
+    assert any(f"def {test}" in path.read_text() for path in found if path.is_file())
 
 
 def test_the_files_that_are_named_exist() -> None:

@@ -235,7 +235,8 @@ def test_ray_is_imported_without_processes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "asked"), [pytest.param(part, one, id=part) for part, all_of in REFUSING.items() for one in all_of]
+    ("part", "asked"),
+    [pytest.param(part, asked, id=part) for part, all_of in REFUSING.items() for asked in all_of],
 )
 def test_missing_part_is_an_error_where_it_is_asked_for(
     part: str, asked: Asked, models: Path, tmp_path: Path

@@ -62,7 +62,7 @@ def prose(page: str) -> str:
 
 def dialect(text: str) -> list[str]:
     """What is wrong with a text."""
-    return [f"{m[0]!r}: say {instead!r}" for one, instead in DIALECT.items() for m in one.finditer(text)]
+    return [f"{m[0]!r}: say {instead!r}" for pattern, instead in DIALECT.items() for m in pattern.finditer(text)]
 
 
 @pytest.mark.parametrize("text", ["whoever asks", "the caller left", "3 are on their way", "x is no JSON"])

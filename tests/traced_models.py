@@ -73,7 +73,7 @@ class Traces:
 
     def __init__(self, file: Path) -> None:
         records: list[Record] = json.loads(file.read_text())
-        self.heads = [one for one in records if "model_name" in one]
+        self.heads = [record for record in records if "model_name" in record]
         self._records = records
 
     @property
@@ -85,14 +85,14 @@ class Traces:
 
     def stamps(self, number: int) -> list[Record]:
         """Return the timestamps of a trace, in the order of the file."""
-        (stamps,) = [one["timestamps"] for one in self._of(number) if "timestamps" in one]
+        (stamps,) = [record["timestamps"] for record in self._of(number) if "timestamps" in record]
         return list(stamps)
 
     def tensors(self, number: int) -> list[tuple[str, Record]]:
-        return [(one["activity"], one["tensor"]) for one in self._of(number) if "tensor" in one]
+        return [(record["activity"], record["tensor"]) for record in self._of(number) if "tensor" in record]
 
     def _of(self, number: int) -> list[Record]:
-        return [one for one in self._records if one["id"] == number]
+        return [record for record in self._records if record["id"] == number]
 
 
 def one_model() -> dict[str, triglot.Model]:

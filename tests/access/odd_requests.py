@@ -424,7 +424,7 @@ def _any_requests(right: list[tuple[str, str]], body: bytes, allowed: str) -> di
     found: dict[str, tuple[Sent, bool]] = {
         **{f"fields: {name}": (http2([*right, *fields], body), False) for name, fields in FIELDS.items()},
         **{f"rewrite: {name}": (http2([*right, *fields], body), True) for name, fields in REWRITES.items()},
-        **{f"verb: {one}": (http2([(":method", one), *right[1:]], body), True) for one in VERBS},
+        **{f"verb: {verb}": (http2([(":method", verb), *right[1:]], body), True) for verb in VERBS},
     }
     wrong: dict[str, Fields] = {
         "a name in upper case": [*right, *upper],
@@ -469,38 +469,41 @@ def _any_requests(right: list[tuple[str, str]], body: bytes, allowed: str) -> di
     }
     found |= {name: (http2(fields, body), True) for name, fields in odd.items()}
     found |= {
-        "in pieces": (lambda one, more: head(one, [*right, *more], at=40) + data(1, body), True),
-        "each byte by itself": (lambda one, more: head(one, [*right, *more], at=1) + data(1, body), True),
+        "in pieces": (lambda client, more: head(client, [*right, *more], at=40) + data(1, body), True),
+        "each byte by itself": (lambda client, more: head(client, [*right, *more], at=1) + data(1, body), True),
         "in trailers": (
-            lambda one, more: head(one, right) + data(1, body, end=False) + head(one, [BEARER], end=True),
+            lambda client, more: head(client, right) + data(1, body, end=False) + head(client, [BEARER], end=True),
             False,
         ),
         "in trailers before the body": (
-            lambda one, more: head(one, right) + head(one, [BEARER], end=True) + data(1, body),
+            lambda client, more: head(client, right) + head(client, [BEARER], end=True) + data(1, body),
             False,
         ),
         "another request in between": (
-            lambda one, more: (
-                frame(frames.HEADERS, 0, 1, one.block(right))
-                + head(one, [*right, BEARER], stream=3)
+            lambda client, more: (
+                frame(frames.HEADERS, 0, 1, client.block(right))
+                + head(client, [*right, BEARER], stream=3)
                 + data(1, body)
             ),
             False,
         ),
-        "a second head": (lambda one, more: head(one, right) + head(one, [*right, BEARER]) + data(1, body), False),
+        "a second head": (
+            lambda client, more: head(client, right) + head(client, [*right, BEARER]) + data(1, body),
+            False,
+        ),
         "a promise": (
-            lambda one, more: (
-                frame(frames.PUSH_PROMISE, frames.END_HEADERS, 1, (2).to_bytes(4) + one.block([*right, BEARER]))
-                + head(one, right)
+            lambda client, more: (
+                frame(frames.PUSH_PROMISE, frames.END_HEADERS, 1, (2).to_bytes(4) + client.block([*right, BEARER]))
+                + head(client, right)
                 + data(1, body)
             ),
             False,
         ),
         "on a stream that has ended": (
-            lambda one, more: head(one, right, end=True) + head(one, [BEARER], end=True) + data(1, body),
+            lambda client, more: head(client, right, end=True) + head(client, [BEARER], end=True) + data(1, body),
             False,
         ),
-        "HTTP/1.1 in the body": (lambda one, more: head(one, right) + data(1, HIDDEN), False),
-        "HTTP/1.1 after the greeting": (lambda one, more: HIDDEN, False),
+        "HTTP/1.1 in the body": (lambda client, more: head(client, right) + data(1, HIDDEN), False),
+        "HTTP/1.1 after the greeting": (lambda client, more: HIDDEN, False),
     }
     return found

@@ -82,8 +82,8 @@ def replaced_by_a_broken_one(file: Path) -> None:
 
 
 KEPT: dict[str, Callable[[Path], None]] = {
-    one.__name__: one
-    for one in (emptied, cut, overwritten, appended, replaced_by_nothing, removed, replaced_by_a_broken_one)
+    change.__name__: change
+    for change in (emptied, cut, overwritten, appended, replaced_by_nothing, removed, replaced_by_a_broken_one)
 }
 
 

@@ -157,7 +157,7 @@ async def test_refusals_have_a_line_with_their_text(tmp_path: Path) -> None:
             call = channel.stream_stream(SERVICE + "ModelStreamInfer")
             request = pb.ModelInferRequest(model_name="refuses", id="7", raw_input_contents=[b"\0\0\0\0"])
             request.inputs.add(name="x", datatype="INT32", shape=[1])
-            assert len([one async for one in call(iter([request.SerializeToString()]))]) == 1
+            assert len([response async for response in call(iter([request.SerializeToString()]))]) == 1
     origin_line, model_line, stream_line = map(untimed, lines(file))
     infer = {"operation": "infer", "transport": "REST", "outcome": "PERMISSION_DENIED"}
     assert origin in origin_line.pop("error")
@@ -204,9 +204,9 @@ async def test_who_was_refused(tmp_path: Path, transport: str) -> None:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{here.server.grpc_port}") as channel:
             stream = channel.stream_stream(SERVICE + "ModelStreamInfer")
             with pytest.raises(grpc.aio.AioRpcError, match="UNAUTHENTICATED"):
-                assert [one async for one in stream(iter(()))]
+                assert [response async for response in stream(iter(()))]
     found_lines = list(map(untimed, lines(file)))
-    assert [(one["client"], one["transport"], one["outcome"], one["method"]) for one in found_lines] == [
+    assert [(line["client"], line["transport"], line["outcome"], line["method"]) for line in found_lines] == [
         ("", "gRPC", "UNAUTHENTICATED", "RepositoryModelLoad"),
         ("", "REST", "UNAUTHENTICATED", "/v2/repository/models/{model}/load"),
         ("", "gRPC", "UNAUTHENTICATED", "RepositoryModelLoad"),
@@ -217,8 +217,8 @@ async def test_who_was_refused(tmp_path: Path, transport: str) -> None:
         ("boss", "gRPC", "RESOURCE_EXHAUSTED", "LogSettings"),
         ("", "gRPC", "UNAUTHENTICATED", "ModelStreamInfer"),
     ]
-    assert {one["peer"] for one in found_lines} == {"127.0.0.1"}
-    assert [one for one in found_lines if ("error" in one) == (one["outcome"] == "OK")] == []
+    assert {line["peer"] for line in found_lines} == {"127.0.0.1"}
+    assert [line for line in found_lines if ("error" in line) == (line["outcome"] == "OK")] == []
     assert found_lines[4]["error"] == "client 'friend' may not use model-control"
     assert "secret" not in file.read_text()
 
@@ -251,7 +251,7 @@ def test_the_address_of_a_client_that_resets_its_connection(
         assert Rest(port).post(SETTINGS, {})[0] == 401
         wait_until(lambda: lines(file))
         server.stop()
-    assert {one["peer"] for one in lines(file)} == {"127.0.0.1"}
+    assert {line["peer"] for line in lines(file)} == {"127.0.0.1"}
 
 
 async def test_a_flood_of_refusals_hides_no_administrative_call(tmp_path: Path) -> None:
@@ -265,10 +265,10 @@ async def test_a_flood_of_refusals_hides_no_administrative_call(tmp_path: Path) 
     a_line(audit, 8_000_000, "denied")
     audit.close()
     found = lines(file)
-    assert [one["request_id"] for one in found if "error" not in one] == ["7000000"]
+    assert [line["request_id"] for line in found if "error" not in line] == ["7000000"]
     assert len(found) == MAX_REFUSALS + 2
     assert (found[-1]["request_id"], found[-1]["omitted"]) == ("8000000", 2 * MAX_REFUSALS)
-    assert max(len(one.get("error", "")) for one in found) <= MAX_ERROR
+    assert max(len(line.get("error", "")) for line in found) <= MAX_ERROR
     assert audit.lost == {"limit": 2 * MAX_REFUSALS}
 
 
@@ -305,10 +305,10 @@ async def test_a_flood_over_the_transports(tmp_path: Path, transport: str) -> No
         async with here.session.get("/metrics") as answer:
             text = await answer.text()
     found = lines(file)
-    assert [one["outcome"] for one in found[MAX_REFUSALS:]] == ["OK"]
+    assert [line["outcome"] for line in found[MAX_REFUSALS:]] == ["OK"]
     assert 'triglot_audit_lines_lost_total{reason="limit"} 10.0' in text
     assert 'triglot_audit_lines_lost_total{reason="disk"} 0.0' in text
-    assert {one["model"] for one in found if one["transport"] == "REST"} == {"twice"}
+    assert {line["model"] for line in found if line["transport"] == "REST"} == {"twice"}
 
 
 VERBOSE = {"log_verbose_level": 1}
@@ -344,7 +344,7 @@ async def test_administrative_calls_that_need_a_line(tmp_path: Path, transport: 
         )
         async with here.session.get("/metrics") as answer:
             assert 'triglot_audit_lines_lost_total{reason="disk"} 10.0' in await answer.text()
-    found = [(one["method"], one["model"], one["outcome"]) for one in lines(file)]
+    found = [(line["method"], line["model"], line["outcome"]) for line in lines(file)]
     assert found[:2] == [(SETTINGS, "", "BEGUN"), (SETTINGS, "", "OK")]
     assert found[2] == ("RepositoryModelLoad", "m", "BEGUN")
     assert found[3][:2] == ("RepositoryModelLoad", "m")

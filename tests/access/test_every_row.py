@@ -133,7 +133,8 @@ def access_text(keys: Path) -> str:
     Also one for everything with other models, and an issuer whose keys are in this file.
     """
     all_but = [
-        client(f"all-but-{one}", [f"all-but-{one}"], sorted(EVERYTHING - {one})) for one in sorted(EVERYTHING)
+        client(f"all-but-{operation}", [f"all-but-{operation}"], sorted(EVERYTHING - {operation}))
+        for operation in sorted(EVERYTHING)
     ]
     machine = '[client.machine]\ncertificates = ["machine@here"]\noperations = ["infer", "inspect"]\n'
     everything = [client("all", ["all"], list(WORDS)), issuer("signer", keys, operations=list(WORDS))]
@@ -161,7 +162,7 @@ class Oracle:
             if known is None:
                 return UNAUTHENTICATED
         elif sent.certificate:
-            known = next(one for one in self._clients if MACHINE in one.get("certificates", ()))
+            known = next(client for client in self._clients if MACHINE in client.get("certificates", ()))
         if operation in self._anonymous:
             return ALLOWED
         if known is not None and operation in self._operations(known):
@@ -170,14 +171,14 @@ class Oracle:
 
     def _client(self, token: str) -> Mapping[str, Any] | None:
         digest = hashlib.sha256(token.encode()).hexdigest()
-        return next((one for one in self._clients if digest in one.get("tokens_sha256", ())), None)
+        return next((client for client in self._clients if digest in client.get("tokens_sha256", ())), None)
 
     def _issuer(self, token: str) -> Mapping[str, Any] | None:
         try:
             claims = jwt.decode(token, SIGNER.pem, [SIGNER.algorithm], audience=AUDIENCE, leeway=30)
         except jwt.InvalidTokenError:
             return None
-        known: Mapping[str, Any] = next(one for one in self._issuers if one["issuer"] == claims["iss"])
+        known: Mapping[str, Any] = next(issuer for issuer in self._issuers if issuer["issuer"] == claims["iss"])
         return known
 
     def _operations(self, grant: Mapping[str, Any]) -> set[str]:
@@ -267,8 +268,8 @@ async def connections(
     context, by_h2 = authority.client(), authority.client("h2")
     if name is not None:
         issued = authority.ca.issue_cert(name)
-        for one in (context, by_h2):
-            issued.configure_cert(one)
+        for target in (context, by_h2):
+            issued.configure_cert(target)
     async with AsyncExitStack() as stack:
         session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context, limit=1))
         await stack.enter_async_context(session)
@@ -293,7 +294,7 @@ async def differing(server: triglot.Server, oracle: Oracle, authority: Authority
             lambda: strangers["HTTP/1.1"].outcome(Cell("GET", "/v2", "metadata"), bearer("removed")),
             lambda outcome: outcome == UNAUTHENTICATED,
         )
-        tried = [(cell, one) for cell in cells(server.config) for one in credentials(cell.operation)]
+        tried = [(cell, credential) for cell in cells(server.config) for credential in credentials(cell.operation)]
         # First, as the others may unload the model.
         for cell, credential in [*((cell, OTHER_MODEL) for cell in cells_of_models(server.config)), *tried]:
             expected = oracle.outcome(cell, credential)
@@ -341,7 +342,7 @@ async def test_who_only_looks_changes_nothing(tmp_path: Path) -> None:
 
 async def test_every_row_is_for_something() -> None:
     found = {cell.operation for cell in cells(triglot.Config(**OPTIONS))}
-    assert found == EVERYTHING | {"public"} == {one.value for one in Operation}
+    assert found == EVERYTHING | {"public"} == {operation.value for operation in Operation}
 
 
 def test_a_row_has_to_say_what_it_is_for() -> None:

@@ -54,7 +54,7 @@ class Access:
         with pytest.raises(Unauthenticated) as raised:
             self.permission(token)
         text = str(raised.value)
-        assert not any(len(one) > 3 and one in text for one in token.split("."))
+        assert not any(len(part) > 3 and part in text for part in token.split("."))
         return text
 
     def rewrite(self, *tables: str) -> None:
@@ -171,14 +171,17 @@ BAD: dict[str, tuple[Callable[[], str], str]] = {
     # Damaged.
     "no signature": (lambda: ONE.token().rpartition(".")[0], "is unknown"),
     "an empty signature": (lambda: with_last(ONE.token(), lambda _: ""), "is unknown"),
-    "a short signature": (lambda: with_last(ONE.token(), lambda one: one[:-4]), "the token"),
-    "a longer signature": (lambda: with_last(ONE.token(), lambda one: one + "AAAA"), "signature is wrong"),
-    "half a byte": (lambda: with_last(ONE.token(), lambda one: one[:-1]), "no valid JWT"),
-    "base64 of one character": (lambda: with_last(ONE.token(), lambda one: one + "AAA"), "no valid JWT"),
+    "a short signature": (lambda: with_last(ONE.token(), lambda part: part[:-4]), "the token"),
+    "a longer signature": (lambda: with_last(ONE.token(), lambda part: part + "AAAA"), "signature is wrong"),
+    "half a byte": (lambda: with_last(ONE.token(), lambda part: part[:-1]), "no valid JWT"),
+    "base64 of one character": (lambda: with_last(ONE.token(), lambda part: part + "AAA"), "no valid JWT"),
     "padding": (lambda: ONE.token() + "==", "is unknown"),
-    "a character of no alphabet": (lambda: with_last(ONE.token(), lambda one: one[:9] + "!" + one[9:]), "unknown"),
-    "the alphabet of base64": (lambda: with_last(ONE.token(), lambda one: "+/" + one[2:]), "is unknown"),
-    "a digit of another script": (lambda: with_last(ONE.token(), lambda one: "٣" + one[1:]), "is unknown"),
+    "a character of no alphabet": (
+        lambda: with_last(ONE.token(), lambda part: part[:9] + "!" + part[9:]),
+        "unknown",
+    ),
+    "the alphabet of base64": (lambda: with_last(ONE.token(), lambda part: "+/" + part[2:]), "is unknown"),
+    "a digit of another script": (lambda: with_last(ONE.token(), lambda part: "٣" + part[1:]), "is unknown"),
     "a line's end": (lambda: ONE.token()[:40] + "\n" + ONE.token()[40:], "is unknown"),
     "a fourth part": (lambda: ONE.token() + ".AAAA", "is unknown"),
     "five parts, as of JWE": (lambda: ".".join(["AAAA"] * 5), "is unknown"),
@@ -212,7 +215,7 @@ def test_bad_tokens(access: Access, name: str, caplog: pytest.LogCaptureFixture)
     token = made()
     assert said in access.refusal(token)
     assert said in access.refusal(token)
-    assert not any(len(one) > 3 and one in caplog.text for one in token.split("."))
+    assert not any(len(part) > 3 and part in caplog.text for part in token.split("."))
     assert access.permission(ONE.token()).group == "cluster"
 
 

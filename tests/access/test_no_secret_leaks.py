@@ -126,10 +126,10 @@ async def over_grpc(port: int, credentials: Iterable[Headers], seen: Seen) -> No
     """Calls of each kind of row, to models that answer, fail or are not there."""
     good, raises, none = infer_request(), infer_request(), infer_request()
     raises.model_name, none.model_name = "raises", "none"
-    calls: list[tuple[str, Any]] = [("ModelInfer", one) for one in (good, raises, none)]
+    calls: list[tuple[str, Any]] = [("ModelInfer", request) for request in (good, raises, none)]
     calls += [("ModelStatistics", pb.ModelStatisticsRequest()), ("NoSuchMethod", pb.ServerLiveRequest())]
     calls += [("RepositoryModelLoad", pb.RepositoryModelLoadRequest(model_name="none"))]
-    calls += [("ModelStreamInfer", one) for one in (good, raises)]
+    calls += [("ModelStreamInfer", request) for request in (good, raises)]
     async with grpc.aio.insecure_channel(f"{HOST}:{port}") as channel:
         for metadata in credentials:
             for name, request in calls:
@@ -138,7 +138,7 @@ async def over_grpc(port: int, credentials: Iterable[Headers], seen: Seen) -> No
                 sent: Any = iter([message]) if name == "ModelStreamInfer" else message
                 call = kind(SERVICE + name)(sent, metadata=metadata, timeout=SECONDS)
                 try:
-                    answers = [one async for one in call] if name == "ModelStreamInfer" else [await call]
+                    answers = [response async for response in call] if name == "ModelStreamInfer" else [await call]
                     seen.note(True, *answers)
                 except grpc.aio.AioRpcError as error:
                     seen.note(False, error, error.debug_error_string(), error.trailing_metadata())

@@ -110,10 +110,12 @@ def over_http2(port: int) -> Answered:
         await peer.greet()
         await peer.send(make(peer, fields))
         got = b""
-        while (one := await peer.frame()) is not None:
-            got += one.payload
-            whole = one.kind in (frames.HEADERS, frames.DATA) and one.flags & frames.END_STREAM
-            if one.stream == 1 and (whole or one.kind == frames.RST_STREAM):
+        while (received_frame := await peer.frame()) is not None:
+            got += received_frame.payload
+            whole = (
+                received_frame.kind in (frames.HEADERS, frames.DATA) and received_frame.flags & frames.END_STREAM
+            )
+            if received_frame.stream == 1 and (whole or received_frame.kind == frames.RST_STREAM):
                 break
         peer.writer.transport.abort()
         return got

@@ -102,12 +102,12 @@ def long_shape(number: int) -> tuple[int, ...]:
 
 
 def permissions() -> object:
-    one = Permission("c", ("half_*", "*"[:0]))
+    permission = Permission("c", ("half_*", "*"[:0]))
     for number in range(ROUNDS):
-        one.covers("half_" + long_text(number, 123))
-        one.covers("half_" + long_ascii(number, 4 * KIB))
-        one.covers(long_text(number, 128))
-    return [one] * len(Operation)
+        permission.covers("half_" + long_text(number, 123))
+        permission.covers("half_" + long_ascii(number, 4 * KIB))
+        permission.covers(long_text(number, 128))
+    return [permission] * len(Operation)
 
 
 def credentials() -> object:
@@ -401,7 +401,11 @@ def cached_functions() -> Iterator[str]:
     for file in SOURCE.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             decorators = node.decorator_list if isinstance(node, ast.FunctionDef) else []
-            found = [one for one in decorators if isinstance(one, ast.Name) and one.id == "cache"]
+            found = [
+                decorator
+                for decorator in decorators
+                if isinstance(decorator, ast.Name) and decorator.id == "cache"
+            ]
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "lru_cache":
                 found.append(node.func)
             for _ in found:

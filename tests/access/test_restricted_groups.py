@@ -92,6 +92,8 @@ def test_an_operation_of_several_groups_needs_the_header_of_each(transport: str)
     text = "metadata:a=one,statistics:b=two"
     control = AccessControl(triglot.Config(http_restricted_api=text, grpc_restricted_protocol=text))
     prefix = "triton-grpc-protocol-" if transport is GRPC else ""
-    one, two = (f"{prefix}a", "one"), (f"{prefix}b", "two")
-    found = [allowed(control, Operation.METRICS, transport, fields) for fields in ([], [one], [two], [one, two])]
+    first, two = (f"{prefix}a", "one"), (f"{prefix}b", "two")
+    found = [
+        allowed(control, Operation.METRICS, transport, fields) for fields in ([], [first], [two], [first, two])
+    ]
     assert found == [False, False, False, True]

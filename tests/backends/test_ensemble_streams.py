@@ -226,8 +226,8 @@ async def test_a_stream_that_becomes_a_sequence() -> None:
     flags = [(True, False), (False, False), (False, True)]
     assert said == [{"sequence_id": 7, "sequence_start": start, "sequence_end": end} for start, end in flags]
     scheduling = [call.scheduling for call in calls]
-    assert [(one.sequence_id, one.sequence_start, one.sequence_end) for one in scheduling] == [
-        (7, *one) for one in flags
+    assert [(flags.sequence_id, flags.sequence_start, flags.sequence_end) for flags in scheduling] == [
+        (7, *flag) for flag in flags
     ]
     assert [call.parameters["color"] for call in calls] == ["red"] * 3
 

@@ -71,12 +71,12 @@ def in_dag(folder: Path, code: str, model: dict[str, Any], **keys: Any) -> Proje
     return write_project(folder, code + NEXT, models=models, nodes=["m-1.0.0", "next-1.0.0"], **keys)
 
 
-def one(folder: Path, code: str, size: int, timeout_us: int = NEVER, **server: Any) -> Any:
+def dag_of_one_model(folder: Path, code: str, size: int, timeout_us: int = NEVER, **server: Any) -> Any:
     return opened(in_dag(folder, code, entry(batching=batched(size, timeout_us)), **server))
 
 
 def test_a_full_batch_runs_at_once(tmp_path: Path) -> None:
-    with one(tmp_path, SIZES, 4) as model:
+    with dag_of_one_model(tmp_path, SIZES, 4) as model:
         outcomes = texts_of(model, *"abcd")
         assert told(outcomes) == ["a@4", "b@4", "c@4", "d@4"]
         assert [call.batch_size for call, _ in outcomes] == [4] * 4
@@ -94,7 +94,7 @@ def test_what_a_batch_logs_belongs_to_all_its_members(tmp_path: Path) -> None:
     logger, handler = logging.getLogger(USER_LOGGER), Seen()
     logger.addHandler(handler)
     try:
-        with one(tmp_path, LOGS, 3) as model:
+        with dag_of_one_model(tmp_path, LOGS, 3) as model:
             outcomes = texts_of(model, *"abc")
     finally:
         logger.removeHandler(handler)
@@ -103,26 +103,26 @@ def test_what_a_batch_logs_belongs_to_all_its_members(tmp_path: Path) -> None:
 
 
 def test_several_batches_fill_up(tmp_path: Path) -> None:
-    with one(tmp_path, SIZES, 2) as model:
+    with dag_of_one_model(tmp_path, SIZES, 2) as model:
         assert told(texts_of(model, *"abcdef")) == [f"{text}@2" for text in "abcdef"]
 
 
 def test_a_batch_of_one(tmp_path: Path) -> None:
-    with one(tmp_path, SIZES, 1) as model:
+    with dag_of_one_model(tmp_path, SIZES, 1) as model:
         assert told(texts_of(model, "a", "b")) == ["a@1", "b@1"]
 
 
 def test_the_window_ends(tmp_path: Path) -> None:
-    with one(tmp_path, SIZES, 100, timeout_us=1) as model:
+    with dag_of_one_model(tmp_path, SIZES, 100, timeout_us=1) as model:
         assert told(texts_of(model, "a")) == ["a@1"]
 
 
 def test_why_batches_were_closed_is_counted(tmp_path: Path) -> None:
-    with one(tmp_path / "full", SIZES, 2) as model:
+    with dag_of_one_model(tmp_path / "full", SIZES, 2) as model:
         texts_of(model, *"abcd")
         assert list(model.own_batches) == ["m-1.0.0"]
         assert counted(model) == {"full": 2, "batched_requests": 4, "batched_rows": 4}
-    with one(tmp_path / "window", SIZES, 100, timeout_us=1) as model:
+    with dag_of_one_model(tmp_path / "window", SIZES, 100, timeout_us=1) as model:
         texts_of(model, "a")
         assert counted(model) == {"delay": 1, "batched_requests": 1, "batched_rows": 1}
 
@@ -131,7 +131,7 @@ def test_a_batch_is_not_waited_for_when_a_deadline_is_near(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batching, "latest_start_of", lambda deadline, now: now if deadline else inf)
-    with one(tmp_path, SIZES, 100) as model:
+    with dag_of_one_model(tmp_path, SIZES, 100) as model:
         call = GrpsCall(GrpsMessage(str_data="a"))
         call.deadline = time.monotonic() + PATIENCE
         assert answer_of(model.infer({}, call)) == "a@1"
@@ -139,7 +139,7 @@ def test_a_batch_is_not_waited_for_when_a_deadline_is_near(
 
 
 def test_what_one_batch_does_not_take_is_in_the_next(tmp_path: Path) -> None:
-    with one(tmp_path, SIZES, 3, timeout_us=100_000) as model:
+    with dag_of_one_model(tmp_path, SIZES, 3, timeout_us=100_000) as model:
         answers = dict(answer.split("@") for answer in told(texts_of(model, *"abcdefg")))
         assert sorted(answers) == list("abcdefg")
         assert set(answers.values()) <= {"1", "2", "3"}
@@ -147,12 +147,12 @@ def test_what_one_batch_does_not_take_is_in_the_next(tmp_path: Path) -> None:
 
 
 def test_a_batch_is_no_larger_than_the_pool(tmp_path: Path) -> None:
-    with one(tmp_path, SIZES, 100, max_concurrency=2) as model:
+    with dag_of_one_model(tmp_path, SIZES, 100, max_concurrency=2) as model:
         assert told(texts_of(model, *"abcd")) == [f"{text}@2" for text in "abcd"]
 
 
 def test_a_window_of_any_length_is_waited_for(tmp_path: Path) -> None:
-    with one(tmp_path, SIZES, 2, timeout_us=10**18) as model:
+    with dag_of_one_model(tmp_path, SIZES, 2, timeout_us=10**18) as model:
         assert told(texts_of(model, *"ab")) == ["a@2", "b@2"]
 
 
@@ -162,13 +162,13 @@ def test_when_nothing_can_be_decided_the_others_go_on(tmp_path: Path, monkeypatc
         raise MemoryError("none left")
 
     monkeypatch.setattr(thread_queue, "form", fail)
-    with one(tmp_path, SIZES, 2) as model:
+    with dag_of_one_model(tmp_path, SIZES, 2) as model:
         outcomes = told(texts_of(model, *"abc"))
         assert sorted("none left" in outcome for outcome in outcomes) == [False, False, True]
 
 
 def test_nothing_holds_a_request_that_is_over(tmp_path: Path) -> None:
-    with one(tmp_path, SIZES, 1) as model:
+    with dag_of_one_model(tmp_path, SIZES, 1) as model:
         gc.collect()
         gc.disable()
         try:
@@ -180,12 +180,12 @@ def test_nothing_holds_a_request_that_is_over(tmp_path: Path) -> None:
 
 def counted(model: Any) -> dict[str, float]:
     (counts,) = model.own_batches.values()
-    return {one.labels.get("reason", one.name): one.value for one in counts.readings()}
+    return {reading.labels.get("reason", reading.name): reading.value for reading in counts.readings()}
 
 
 def test_other_callers_share_the_batch(tmp_path: Path) -> None:
     """A call with arrays and one with a message."""
-    with one(tmp_path, SIZES, 2) as model, threads(2) as pool:
+    with dag_of_one_model(tmp_path, SIZES, 2) as model, threads(2) as pool:
         arrays = pool.submit(model.infer, {}, GrpsCall().child())
         message = pool.submit(model.infer, {}, GrpsCall(GrpsMessage(str_data="a")))
         assert answer_of(result(message)) == "a@2"
@@ -246,7 +246,7 @@ converter_register.register("numbers", Numbers())
     ],
 )
 def test_what_members_are_told(tmp_path: Path, texts: list[str], expected: list[str]) -> None:
-    with one(tmp_path, ODD, 2) as model:
+    with dag_of_one_model(tmp_path, ODD, 2) as model:
         outcomes = texts_of(model, *texts)
         assert told(outcomes) == expected
         # An exception goes through one thread only.
@@ -255,12 +255,12 @@ def test_what_members_are_told(tmp_path: Path, texts: list[str], expected: list[
 
 
 def test_fewer_outputs_than_members(tmp_path: Path) -> None:
-    with one(tmp_path, ODD, 2) as model:
+    with dag_of_one_model(tmp_path, ODD, 2) as model:
         assert sorted(told(texts_of(model, "fewer", "fewer"))) == ["Output type must be GrpsMessage.", "fewer@2"]
 
 
 def test_without_batch_methods(tmp_path: Path) -> None:
-    with one(tmp_path, SINGLE, 1) as model:
+    with dag_of_one_model(tmp_path, SINGLE, 1) as model:
         text = "NotImplementedError: Single has no batch_infer, which dynamic batching needs"
         assert told(texts_of(model, "a")) == [text]
 
@@ -268,7 +268,7 @@ def test_without_batch_methods(tmp_path: Path) -> None:
 @pytest.mark.parametrize("final_first", [True, False])
 def test_a_final_answer_releases_its_request(tmp_path: Path, final_first: bool) -> None:
     """Nothing but its own answers is sent to it, whatever becomes of the batch."""
-    with one(tmp_path, STREAMS, 2) as model, threads(2) as pool:
+    with dag_of_one_model(tmp_path, STREAMS, 2) as model, threads(2) as pool:
         final = GrpsCall(GrpsMessage(str_data="f"), streaming=True)
         failing = GrpsCall(GrpsMessage(str_data="r"), streaming=True)
         calls = [final, failing] if final_first else [failing, final]
@@ -301,7 +301,7 @@ class LeavesInTheQueue(GrpsCall):
 
 
 def test_a_member_whose_caller_left_is_skipped(tmp_path: Path) -> None:
-    with one(tmp_path, SIZES, 3) as model, threads(3) as pool:
+    with dag_of_one_model(tmp_path, SIZES, 3) as model, threads(3) as pool:
         gone = pool.submit(model.infer, {}, LeavesInTheQueue())
         others = [pool.submit(model.infer, {}, GrpsCall(GrpsMessage(str_data=text))) for text in "ab"]
         with pytest.raises(Cancelled):
@@ -321,7 +321,7 @@ class ExpiresInTheQueue(LeavesInTheQueue):
 
 
 def test_a_member_whose_deadline_passed_is_told_so(tmp_path: Path) -> None:
-    with one(tmp_path, SIZES, 2) as model, threads(2) as pool:
+    with dag_of_one_model(tmp_path, SIZES, 2) as model, threads(2) as pool:
         late = pool.submit(model.infer, {}, ExpiresInTheQueue())
         other = pool.submit(model.infer, {}, GrpsCall(GrpsMessage(str_data="a")))
         with pytest.raises(DeadlineExceeded, match="waited for its batch"):
@@ -331,7 +331,7 @@ def test_a_member_whose_deadline_passed_is_told_so(tmp_path: Path) -> None:
 
 def test_nothing_runs_when_all_callers_left(tmp_path: Path) -> None:
     code = SIZES.replace("assert all", "ran.append(inps)\n        assert all")
-    with one(tmp_path, f"ran = []\n{code}", 2) as model, threads(2) as pool:
+    with dag_of_one_model(tmp_path, f"ran = []\n{code}", 2) as model, threads(2) as pool:
         for future in [pool.submit(model.infer, {}, LeavesInTheQueue()) for _ in range(2)]:
             with pytest.raises(Cancelled):
                 result(future)
@@ -355,11 +355,11 @@ class Meets(Base):
 
 inferer_register.register("inferer", Meets())
 """
-    with one(tmp_path, code, 2) as model:
+    with dag_of_one_model(tmp_path, code, 2) as model:
         assert told(texts_of(model, *"abcd")) == list("abcd")
 
 
 def test_batches_are_no_larger_than_the_pool(tmp_path: Path) -> None:
-    with one(tmp_path, SIZES, 100, timeout_us=1000, max_concurrency=2) as model:
+    with dag_of_one_model(tmp_path, SIZES, 100, timeout_us=1000, max_concurrency=2) as model:
         outcomes = told(texts_of(model, *"abcdef"))
         assert {int(outcome.partition("@")[2]) for outcome in outcomes} <= {1, 2}

@@ -41,7 +41,7 @@ def test_numbers_come_back_as_they_were(array: Array) -> None:
     tensor = filled(array)
     dtype, field = NUMBERS[tensor.dtype]
     assert (tensor.name, list(tensor.shape), np.dtype(dtype)) == ("x", list(array.shape), array.dtype)
-    used = [one.name for one, _ in tensor.ListFields() if one.name.startswith("flat_")]
+    used = [descriptor.name for descriptor, _ in tensor.ListFields() if descriptor.name.startswith("flat_")]
     assert used == ([field] if array.size else [])
     back = to_array(tensor)
     assert back.flags.writeable

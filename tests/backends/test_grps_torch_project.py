@@ -120,7 +120,7 @@ def batch_answered(model: GrpsModel, requests: Iterable[pb.GrpsMessage]) -> list
         calls.append(Call())
         calls[-1].exchange = Exchange(request.SerializeToString())
     answers = model.infer_batch([{} for _ in calls], calls)
-    return [pb.GrpsMessage.FromString(one) if isinstance(one, bytes) else one for one in answers]
+    return [pb.GrpsMessage.FromString(answer) if isinstance(answer, bytes) else answer for answer in answers]
 
 
 @pytest.mark.parametrize("converter_type", ["torch", "none"])

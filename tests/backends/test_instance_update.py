@@ -80,14 +80,14 @@ class CountedModel:
         return self.calls("initialize"), self.calls("finalize")
 
     def calls(self, name: str) -> int:
-        return sum(one[0] == name for one in self.probe.seen)
+        return sum(event[0] == name for event in self.probe.seen)
 
     def there(self) -> list[tuple[str, str, str]]:
         """The instances that have been initialized and not finalized."""
-        there = [one[1:] for one in self.probe.seen if one[0] == "initialize"]
-        for one in self.probe.seen:
-            if one[0] == "finalize":
-                there.remove(one[1:])
+        there = [event[1:] for event in self.probe.seen if event[0] == "initialize"]
+        for event in self.probe.seen:
+            if event[0] == "finalize":
+                there.remove(event[1:])
         return sorted(there)
 
 
@@ -157,7 +157,7 @@ async def test_the_devices_say_which_instances_go(monkeypatch: pytest.MonkeyPatc
         assert await counted.counts() == (5, 1)
         await counted.load("count: 2 kind: KIND_GPU gpus: [ 0 ]", "count: 2 kind: KIND_CPU")
         assert await counted.counts() == (6, 2)
-        assert [one[1:] for one in counted.there()].count(("GPU", "0")) == 2
+        assert [instance[1:] for instance in counted.there()].count(("GPU", "0")) == 2
 
 
 async def test_what_else_differs_is_loaded_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

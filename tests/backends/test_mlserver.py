@@ -210,7 +210,9 @@ async def test_a_stream(tmp_path: Path) -> None:
     async with serving(write(tmp_path, STREAM)) as client:
         asked = request("mine", {"count": np.array([4])})
         messages = [message async for message in client.stream([asked])]
-        assert [reply(one.infer_response).outputs["n"].tolist() for one in messages] == [[[n]] for n in range(4)]
+        assert [reply(message.infer_response).outputs["n"].tolist() for message in messages] == [
+            [[n]] for n in range(4)
+        ]
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,11 @@ async def test_with_the_option(tmp_path: Path, config: str) -> None:
         found = await client.config()
         assert found.max_batch_size == 4
         assert list(found.dynamic_batching.preferred_batch_size) == [4]
-        assert [list(one.dims) for one in found.input] == [list(one.dims) for one in found.output] == [[16]] * 2
+        assert (
+            [list(tensor.dims) for tensor in found.input]
+            == [list(tensor.dims) for tensor in found.output]
+            == [[16]] * 2
+        )
         await client.sum(4)
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await client.sum(5)
@@ -117,7 +121,7 @@ async def test_batches_of_any_size(tmp_path: Path, size: int, config: str) -> No
     async with served(tmp_path, size, config) as client:
         found = await client.config()
         assert (found.max_batch_size, found.WhichOneof("scheduling_choice")) == (0, None)
-        assert [list(one.dims) for one in found.input] == [[-1, 16]] * 2
+        assert [list(tensor.dims) for tensor in found.input] == [[-1, 16]] * 2
         await client.sum(5)
 
 

@@ -38,7 +38,8 @@ def loaded(file: Path, config: ModelConfig) -> Model:
 
 def answer(model: Model, **values: list[float]) -> list[float]:
     tensors = [
-        InputTensor(name, "FP32", (len(one),), np.array(one, np.float32).tobytes()) for name, one in values.items()
+        InputTensor(name, "FP32", (len(value),), np.array(value, np.float32).tobytes())
+        for name, value in values.items()
     ]
     inputs = bind_inputs(signatures_of(model)["serving_default"], InferenceRequest("m", inputs=tensors))
     found: list[float] = model.infer(inputs)["y"].tolist()

@@ -51,7 +51,7 @@ async def test_result_has_its_own_shape_and_one_warning(
     async with rest_of(tmp_path) as rest:
         for _ in range(2):
             assert await rest.infer("model", *inputs) == (200, {"y": (returned, X[:count])})
-    warnings = [one.message for one in caplog.records if "its signature says" in one.message]
+    warnings = [record.message for record in caplog.records if "its signature says" in record.message]
     assert len(warnings) == 1
     assert warnings[0].endswith("; the result's shape counts")
 
@@ -103,4 +103,4 @@ async def test_other_protocols(tmp_path: Path) -> None:
             "gtensors": {"tensors": [{"dtype": "DT_FLOAT32", "shape": [3, 2], "flat_float32": X}]},
         }
         status, answer = await asyncio.to_thread(grps.post, f"127.0.0.1:{rest.port}", body)
-        assert (status, [one["shape"] for one in answer["gtensors"]["tensors"]]) == (200, [[3], [3, 2]])
+        assert (status, [tensor["shape"] for tensor in answer["gtensors"]["tensors"]]) == (200, [[3], [3, 2]])

@@ -184,7 +184,7 @@ async def test_other_outputs_than_a_sequence_are_served(tmp_path: Path, caplog: 
     assert status == 400
     assert "unexpected inference output 's' for model 'model', which cannot return it: " + reason in text
     assert text.endswith("; add a ConcatFromSequence node, which joins the tensors")
-    assert [reason in one.message for one in caplog.records if one.levelno == logging.WARNING] == [True]
+    assert [reason in record.message for record in caplog.records if record.levelno == logging.WARNING] == [True]
 
 
 def test_a_sequence_alone_cannot_be_loaded(tmp_path: Path) -> None:
@@ -248,9 +248,9 @@ async def test_maps_are_a_tensor_with_labels(tmp_path: Path, labels: list[Any], 
         assert (status, list(outputs)) == (200, ["label"])
         status, outputs = await rest.infer("model", sent("FP32", [0, 2], []))
         assert (status, outputs["probabilities"]) == (200, ([0, width], []))
-        one = sent("FP32", [1, 2], X[:2])
+        request_tensor = sent("FP32", [1, 2], X[:2])
         wanted = {"name": "probabilities", "parameters": {"classification": 1}}
-        status, outputs = await rest.infer("model", one, outputs=[wanted])
+        status, outputs = await rest.infer("model", request_tensor, outputs=[wanted])
     assert (status, outputs["probabilities"][1]) == (200, [f"1.000000:0:{named[0]}"])
 
 

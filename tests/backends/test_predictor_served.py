@@ -84,11 +84,11 @@ def rest(server: Triglot) -> Rest:
 def test_metadata(rest: Rest) -> None:
     status, text = rest.get("/v2/models/centered")
     assert (status, text["platform"]) == (200, "predictor")
-    assert [(one["name"], one["datatype"], one["shape"]) for one in text["inputs"]] == [
+    assert [(tensor["name"], tensor["datatype"], tensor["shape"]) for tensor in text["inputs"]] == [
         ("instances", "BYTES", [-1]),
         ("parameters", "BYTES", [1]),
     ]
-    assert [(one["name"], one["datatype"], one["shape"]) for one in text["outputs"]] == [
+    assert [(tensor["name"], tensor["datatype"], tensor["shape"]) for tensor in text["outputs"]] == [
         ("predictions", "BYTES", [1])
     ]
 

@@ -57,7 +57,9 @@ async def test_a_response_with_two_tensors_of_one_name_is_an_error(
     rows = (lambda value: ints(value)[None]) if "max_batch_size" in config else ints
     async with serving(tmp_path) as client:
         requests = [request("m", {"X": rows(value)}, id=str(value)) for value in (0, 1, 0)]
-        found = [(one.infer_response.id, one.error_message) async for one in client.stream(requests)]
+        found = [
+            (response.infer_response.id, response.error_message) async for response in client.stream(requests)
+        ]
         times = names.count(twice)
         wrong = f"output '{twice}': expected one tensor in the model's response, got {times}"
         assert sorted(found) == [("0", ""), ("0", ""), ("1", wrong)]

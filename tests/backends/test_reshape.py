@@ -111,7 +111,7 @@ async def test_a_backend_that_does_not_reshape(tmp_path: Path, caplog: pytest.Lo
     )
     async with serve(tmp_path) as client:
         assert await client.infer("FP32", x=np.ones((2, 1), "f4")) == ("FP32", [2, 1], np.ones(2, "f4").tobytes())
-    (warning,) = [one.message for one in caplog.records if "reshape" in one.message]
+    (warning,) = [record.message for record in caplog.records if "reshape" in record.message]
     assert warning.endswith("config.pbtxt: output[0].reshape: not supported by this backend, ignored")
 
 

@@ -89,14 +89,14 @@ def test_metadata(served: Served, name: str) -> None:
     platform, inputs, output = METADATA[name]
     status, text = served.rest.get(f"/v2/models/{name}")
     assert (status, text["platform"], text["versions"]) == (200, platform, ["7"])
-    assert [(one["name"], one["datatype"], one["shape"]) for one in text["inputs"]] == inputs
-    assert [(one["name"], one["datatype"], one["shape"]) for one in text["outputs"]] == [output]
+    assert [(tensor["name"], tensor["datatype"], tensor["shape"]) for tensor in text["inputs"]] == inputs
+    assert [(tensor["name"], tensor["datatype"], tensor["shape"]) for tensor in text["outputs"]] == [output]
     reply = rpc(served.channel, "ModelMetadata", pb.ModelMetadataResponse)(
         pb.ModelMetadataRequest(name=name), timeout=SECONDS
     )
     assert reply.platform == platform
-    assert [(one.name, one.datatype, list(one.shape)) for one in reply.inputs] == inputs
-    assert [(one.name, one.datatype, list(one.shape)) for one in reply.outputs] == [output]
+    assert [(tensor.name, tensor.datatype, list(tensor.shape)) for tensor in reply.inputs] == inputs
+    assert [(output.name, output.datatype, list(output.shape)) for output in reply.outputs] == [output]
 
 
 ROWS = X[:5].astype("f4").astype(float)

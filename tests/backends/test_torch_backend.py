@@ -80,9 +80,9 @@ def test_every_datatype(tmp_path: Path, datatype: str) -> None:
 
 def test_bf16_is_computed_with(tmp_path: Path) -> None:
     model = load(script(tmp_path / "model.pt", SUM))
-    one = SAMPLES["BF16"][:1]
-    (answer,) = model.infer({"a": one, "b": one}).values()
-    assert (answer.dtype, answer.tolist()) == (one.dtype, [-3.0])
+    sample = SAMPLES["BF16"][:1]
+    (answer,) = model.infer({"a": sample, "b": sample}).values()
+    assert (answer.dtype, answer.tolist()) == (sample.dtype, [-3.0])
 
 
 @pytest.mark.parametrize("dtype", [">f4", ">i8", ">c8"])

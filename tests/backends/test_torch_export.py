@@ -171,7 +171,9 @@ def test_what_it_was_exported_with_is_not_kept(tmp_path: Path) -> None:
     gc.disable()
     try:
         model = load(file)
-        assert not [one for one in gc.get_objects() if type(one) is torch.Tensor and one.shape == (1234,)]
+        assert not [
+            tracked for tracked in gc.get_objects() if type(tracked) is torch.Tensor and tracked.shape == (1234,)
+        ]
     finally:
         gc.enable()
     with pytest.raises(InvalidArgument, match=r"^Guard failed: |^Expected input at "):

@@ -182,8 +182,8 @@ def test_a_program_that_was_saved_on_a_gpu(tmp_path: Path) -> None:
     program.offset = there
     moved = export(tmp_path / "model.pt2", program, there)
     for group, expected in ((WHERE_SAVED, "cuda:0"), (ON_GPU, "cuda:0"), (ON_CPU, "cpu")):
-        for one, answer in ((file, [6]), (moved, [5])):
-            model = load(one, config(["x"], ["y"], groups=[group]))
+        for saved, answer in ((file, [6]), (moved, [5])):
+            model = load(saved, config(["x"], ["y"], groups=[group]))
             assert devices(model)[0] == expected
             assert lists(model.infer({"x": fp32(3)})) == {"y": answer}
 

@@ -141,8 +141,8 @@ A, B = np.array([[1, 2]], "f4"), np.array([[10, 20]], "f4")
 def test_metadata(served: Served, model: str, inputs: Any, outputs: Any) -> None:
     status, answer = served.rest.get(f"/v2/models/{model}")
     assert (status, answer["platform"], answer["versions"]) == (200, "pytorch_libtorch", ["1"])
-    assert [(one["name"], one["datatype"], one["shape"]) for one in answer["inputs"]] == inputs
-    assert [(one["name"], one["datatype"], one["shape"]) for one in answer["outputs"]] == outputs
+    assert [(tensor["name"], tensor["datatype"], tensor["shape"]) for tensor in answer["inputs"]] == inputs
+    assert [(tensor["name"], tensor["datatype"], tensor["shape"]) for tensor in answer["outputs"]] == outputs
 
 
 def test_v2_over_grpc(served: Served) -> None:

@@ -67,9 +67,9 @@ def made(folder: Path, *packages: str) -> Path:
     (site / "only_there.py").write_text("SAID, FACTOR = 'hello from there', 3\n")
     for name in packages:
         package = package_folder(name)
-        for one in (package, package.with_name(f"{name}.libs")):
-            if one.exists():
-                (site / one.name).symlink_to(one)
+        for path in (package, package.with_name(f"{name}.libs")):
+            if path.exists():
+                (site / path.name).symlink_to(path)
     return folder
 
 
@@ -81,8 +81,8 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def packed(folder: Path, archive: Path) -> Path:
     """As conda-pack and venv-pack do: what the archive has at its top are bin, lib and so on."""
     with tarfile.open(archive, "w:gz") as file:
-        for one in folder.iterdir():
-            file.add(one, one.name)
+        for path in folder.iterdir():
+            file.add(path, path.name)
     return archive
 
 

@@ -90,12 +90,12 @@ async def counted(folder: Path, config: str = CONFIG, name: str = "told") -> Asy
 
 @EXECUTION
 async def test_a_counter_has_the_name_that_it_was_given(tmp_path: Path, config: str) -> None:
-    async with counted(tmp_path, config) as one:
-        assert 'my_requests{kind="a \\"b\\" \\n",model="told"} 0.0' in await one.page()
+    async with counted(tmp_path, config) as model:
+        assert 'my_requests{kind="a \\"b\\" \\n",model="told"} 0.0' in await model.page()
         for _ in range(3):
-            await one.say("self.requests.increment(2)")
-        assert await one.say("answer = self.requests.value()") == "6.0"
-        page = await one.page()
+            await model.say("self.requests.increment(2)")
+        assert await model.say("answer = self.requests.value()") == "6.0"
+        page = await model.page()
         assert "# HELP my_requests Requests \\\\ of mine.\n# TYPE my_requests counter\n" in page
         assert 'my_requests{kind="a \\"b\\" \\n",model="told"} 6.0\n' in page
         assert "my_requests_total" not in page
@@ -103,21 +103,21 @@ async def test_a_counter_has_the_name_that_it_was_given(tmp_path: Path, config: 
 
 @EXECUTION
 async def test_gauges_and_histograms(tmp_path: Path, config: str) -> None:
-    async with counted(tmp_path, config) as one:
+    async with counted(tmp_path, config) as model:
         gauge = """
 self.gauge = pb_utils.MetricFamily("my_gauge", "g", pb_utils.MetricFamily.GAUGE).Metric()
 self.gauge.set(5)
 self.gauge.increment(-7.5)
 answer = self.gauge.value()"""
-        assert await one.say(gauge) == "-2.5"
-        assert await one.samples("my_gauge") == {"gauge": {"my_gauge": -2.5}}
+        assert await model.say(gauge) == "-2.5"
+        assert await model.samples("my_gauge") == {"gauge": {"my_gauge": -2.5}}
         histogram = """
 family = pb_utils.MetricFamily("my_seconds", "h", pb_utils.MetricFamily.HISTOGRAM)
 self.histogram = family.Metric(labels={"a": "b"}, buckets=[0.1, 1, 10])
 for value in (0.05, 0.1, 0.5, 3, 100):
     self.histogram.observe(value)"""
-        assert await one.say(histogram) == "None"
-        assert await one.samples("my_seconds") == {
+        assert await model.say(histogram) == "None"
+        assert await model.samples("my_seconds") == {
             "histogram": {
                 "my_seconds_bucket a=b le=0.1": 2,
                 "my_seconds_bucket a=b le=1.0": 3,
@@ -137,9 +137,9 @@ self.total = kinds("my_total", "t", kinds.COUNTER).Metric()
 self.total.increment(4)
 self.histogram = kinds("my_seconds", "h", kinds.HISTOGRAM).Metric(buckets=[1.0])
 self.histogram.observe(0.5)"""
-    async with counted(tmp_path, config) as one:
-        await one.say(more)
-        page = await one.page("application/openmetrics-text; version=1.0.0")
+    async with counted(tmp_path, config) as model:
+        await model.say(more)
+        page = await model.page("application/openmetrics-text; version=1.0.0")
         families = {family.name: family for family in open_metrics(page)}  # type: ignore[no-untyped-call]
         kinds = {name: family.type for name, family in families.items() if name.startswith("my")}
         assert kinds == {"my": "counter", "my_seconds": "histogram", "my_requests": "unknown"}
@@ -147,15 +147,15 @@ self.histogram.observe(0.5)"""
 
 
 async def test_families_and_metrics_of_equal_names_are_one(tmp_path: Path) -> None:
-    async with counted(tmp_path) as one:
+    async with counted(tmp_path) as model:
         same = """
 kinds = pb_utils.MetricFamily
 again = kinds("my_requests", "another description", kinds.COUNTER)
 again.Metric(labels={"kind": 'a "b" \\n', "model": "told"}).increment(3)
 again.Metric().increment(1)
 answer = self.requests.value()"""
-        assert await one.say(same) == "3.0"
-        page = await one.page()
+        assert await model.say(same) == "3.0"
+        page = await model.page()
         assert "my_requests 1.0\n" in page
         assert 'my_requests{kind="a \\"b\\" \\n",model="told"} 3.0\n' in page
         assert page.count("# TYPE my_requests") == 1
@@ -190,18 +190,18 @@ WRONG = {
 
 
 async def test_wrong_use_is_told_and_counts_nothing(tmp_path: Path) -> None:
-    async with counted(tmp_path) as one:
+    async with counted(tmp_path) as model:
         for code, expected in WRONG.items():
-            said = await one.say(f"kinds = pb_utils.MetricFamily\n{code}")
+            said = await model.say(f"kinds = pb_utils.MetricFamily\n{code}")
             assert expected in said
             assert re.match(r"TritonModelException: |TypeError: ", said), said
-        assert await mine(one) == ["0.0"]
-        assert "h_count 0.0" in await one.page()
+        assert await mine(model) == ["0.0"]
+        assert "h_count 0.0" in await model.page()
 
 
 async def test_all_processes_count_for_one_page(tmp_path: Path) -> None:
     group = "instance_group { count: 2 kind: KIND_CPU }\n"
-    async with counted(tmp_path, CONFIG + group + IN_A_PROCESS) as one:
+    async with counted(tmp_path, CONFIG + group + IN_A_PROCESS) as model:
         both = """
 import os, pathlib, time
 folder = pathlib.Path(pb_utils.get_model_dir())
@@ -209,26 +209,26 @@ folder = pathlib.Path(pb_utils.get_model_dir())
 while len(list(folder.glob("in-*"))) < 2: time.sleep(0.005)
 self.requests.increment(3)
 answer = os.getpid()"""
-        assert len(set(await asyncio.gather(*(one.say(both) for _ in range(2))))) == 2
-        assert set((await one.samples("my_requests"))["counter"].values()) == {6}
+        assert len(set(await asyncio.gather(*(model.say(both) for _ in range(2))))) == 2
+        assert set((await model.samples("my_requests"))["counter"].values()) == {6}
         # What was counted stays when a process is lost.
-        code, _ = await one.client.failure(
+        code, _ = await model.client.failure(
             "told", {"CODE": text("import os\nself.requests.increment(1)\nos._exit(1)")}
         )
         assert code.name == "UNAVAILABLE"
-        assert set((await one.samples("my_requests"))["counter"].values()) == {7}
+        assert set((await model.samples("my_requests"))["counter"].values()) == {7}
 
 
 async def test_much_that_is_counted_between_two_looks(tmp_path: Path) -> None:
-    async with counted(tmp_path, CONFIG + IN_A_PROCESS) as one:
+    async with counted(tmp_path, CONFIG + IN_A_PROCESS) as model:
         threads = """
 def count():
     for _ in range(5000): self.requests.increment(1)
 threads = [threading.Thread(target=count) for _ in range(4)]
 for thread in threads: thread.start()
 for thread in threads: thread.join()"""
-        await one.say(threads)
-        assert set((await one.samples("my_requests"))["counter"].values()) == {20_000}
+        await model.say(threads)
+        assert set((await model.samples("my_requests"))["counter"].values()) == {20_000}
 
 
 @EXECUTION
@@ -236,16 +236,16 @@ async def test_metrics_go_with_their_model(tmp_path: Path, config: str) -> None:
     for name in ("told", "other"):
         write_model(tmp_path, name, TOLD, config)
     async with serving(tmp_path, model_control_mode="explicit", load_model="*") as client:
-        one = Counted(client)
-        await one.say("self.requests.increment(2)")
-        await one.say("self.requests.increment(5)", "other")
-        assert set((await one.samples("my_requests"))["counter"].values()) == {2, 5}
+        model = Counted(client)
+        await model.say("self.requests.increment(2)")
+        await model.say("self.requests.increment(5)", "other")
+        assert set((await model.samples("my_requests"))["counter"].values()) == {2, 5}
         client.server.manager.unload_model("told", dependents=False)
-        assert await until_found(lambda: mine(one), lambda found: "2.0" not in found) == ["5.0"]
+        assert await until_found(lambda: mine(model), lambda found: "2.0" not in found) == ["5.0"]
 
 
-async def mine(one: Counted) -> list[str]:
-    return re.findall(r"^my_requests\{.*\} (.*)$", await one.page(), re.MULTILINE)
+async def mine(model: Counted) -> list[str]:
+    return re.findall(r"^my_requests\{.*\} (.*)$", await model.page(), re.MULTILINE)
 
 
 # --- what is told between processes ---

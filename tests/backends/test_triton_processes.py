@@ -53,8 +53,8 @@ async def test_models_that_call_others(tmp_path: Path) -> None:
                 assert (outputs["OUTPUT0"] == total).all()
         assert (await client.infer("bls_square", {"IN": ints(5)})).outputs["SUM"].tolist() == [25]
         assert (await client.infer("bls_square_async", {"IN": ints(5)})).outputs["SUM"].tolist() == [50]
-        one = await client.infer("add_sub", SUM, outputs=["OUTPUT1"])
-        assert list(one.outputs) == ["OUTPUT1"]
+        answer = await client.infer("add_sub", SUM, outputs=["OUTPUT1"])
+        assert list(answer.outputs) == ["OUTPUT1"]
         _, told = await client.failure("bls_sync", SUM | {"MODEL_NAME": text("nope")})
         assert "nope" in told
 
@@ -137,7 +137,7 @@ async def test_threads_of_a_decoupled_models_own_call_others(tmp_path: Path) -> 
 
         async def read() -> list[Any]:
             messages = [message async for message in client.stream([request("asks", {"X": ints(1)})])]
-            return [reply(one.infer_response).outputs["Y"].item() for one in messages]
+            return [reply(message.infer_response).outputs["Y"].item() for message in messages]
 
         assert await asyncio.gather(*(read() for _ in range(10))) == [[9]] * 10
 
@@ -170,9 +170,9 @@ async def test_lists_of_requests(tmp_path: Path) -> None:
         failed = answers.pop(2)
         assert isinstance(failed, grpc.aio.AioRpcError)
         assert (failed.code(), failed.details()) == (grpc.StatusCode.INVALID_ARGUMENT, "below zero")
-        said = [one for one in answers if not isinstance(one, BaseException)]
-        assert {one.outputs["Y"].item() for one in said} == {8}
-        assert [one.parameters["x"] for one in said] == [1, 2, 4, 5, 6, 7, 8]
+        said = [answer for answer in answers if not isinstance(answer, BaseException)]
+        assert {answer.outputs["Y"].item() for answer in said} == {8}
+        assert [answer.parameters["x"] for answer in said] == [1, 2, 4, 5, 6, 7, 8]
         runs = [client.infer("lists", {"X": ints(number)[None]}) for number in range(10, 18)]
         for lost in await asyncio.gather(*runs, return_exceptions=True):
             assert isinstance(lost, grpc.aio.AioRpcError)
@@ -198,7 +198,7 @@ async def test_an_initialize_that_fails_says_why(
     with pytest.raises(ModelLoadError, match="1 of the models"):
         async with serving(path):
             pass
-    [said] = [one.getMessage() for one in caplog.records if "could not be loaded" in one.getMessage()]
+    [said] = [record.getMessage() for record in caplog.records if "could not be loaded" in record.getMessage()]
     assert re.search(r"model\.py:\d+: RuntimeError: no weights for fails", said)
 
 
@@ -226,7 +226,7 @@ async def test_what_execute_raises_and_the_end(tmp_path: Path, config: str) -> N
             if config == X_TO_Y:
                 _, told = await client.failure("ends", {"X": ints(1)})
             else:
-                [message] = [one async for one in client.stream([request("ends", {"X": ints(1)})])]
+                [message] = [response async for response in client.stream([request("ends", {"X": ints(1)})])]
                 told = message.error_message
         assert "odd input" in told
     assert (path / "1" / "finalized").read_text() == "xx"

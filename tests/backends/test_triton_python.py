@@ -42,8 +42,8 @@ async def said_of(client: GrpcClient, **said: Any) -> dict[str, Any]:
 async def test_add_sub() -> None:
     async with serving(MODELS / "add_sub") as client:
         assert is_sum((await client.infer("add_sub", SUM)).outputs)
-        one = await client.infer("add_sub", SUM, outputs=["OUTPUT1"])
-        assert list(one.outputs) == ["OUTPUT1"]
+        answer = await client.infer("add_sub", SUM, outputs=["OUTPUT1"])
+        assert list(answer.outputs) == ["OUTPUT1"]
 
 
 async def test_other_models() -> None:
@@ -119,15 +119,15 @@ async def test_what_initialize_is_told(caplog: pytest.LogCaptureFixture) -> None
         "model_version": "1",
     }
     assert (config["name"], config["backend"], config["max_batch_size"]) == ("what_came", "python", 8)
-    assert [one["dims"] for one in config["input"]] == [[1], [1]]
-    assert [one["optional"] for one in config["input"]] == [False, True]
+    assert [tensor["dims"] for tensor in config["input"]] == [[1], [1]]
+    assert [tensor["optional"] for tensor in config["input"]] == [False, True]
     assert config["output"][1]["data_type"] == "TYPE_STRING"
     assert config["parameters"]["unit"] == {"string_value": "km"}
     (group,) = config["instance_group"]
     assert (group["name"], group["kind"], group["count"]) == ("what_came_0", "KIND_GPU", 2)
     assert config["version_policy"] == {"latest": {"num_versions": 1}}
     assert "model_transaction_policy" not in config
-    assert sorted(one.message for one in caplog.records if one.message.startswith("initializing")) == [
+    assert sorted(record.message for record in caplog.records if record.message.startswith("initializing")) == [
         f"initializing what_came_0_{number}" for number in range(4)
     ]
 

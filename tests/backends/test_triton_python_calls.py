@@ -124,7 +124,7 @@ async def test_coroutines_that_ask_a_decoupled_model_run_at_the_same_time(
     write_model(tmp_path, "m", ASKS, DECOUPLED)
     async with serving(tmp_path) as client:
         messages = [message async for message in client.stream([request("m", {"X": ints(x)}) for x in (1, 2)])]
-    assert sorted(reply(one.infer_response).outputs["Y"].item() for one in messages) == [2, 4]
+    assert sorted(reply(message.infer_response).outputs["Y"].item() for message in messages) == [2, 4]
 
 
 async def test_models_are_loaded_where_the_server_lets_them(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ async def test_nothing_of_a_closed_model_is_left(
 
     def left() -> list[object]:
         gc.collect()
-        return [one() for one in probe.seen if one() is not None]
+        return [reference() for reference in probe.seen if reference() is not None]
 
     await until(lambda: not left())
 

@@ -155,7 +155,7 @@ requests[0].get_response_sender().send(response(5), {FINAL})""",
         probe.gate.set()
         found = await asyncio.gather(*asked)
         answer = [5] if name == "m" else [10]
-        errors = [one[0] for one in found if one != answer]
+        errors = [outcome[0] for outcome in found if outcome != answer]
         assert (found.count(answer), len(errors)) == (3, 5)
         full = "Exceeds maximum queue size: 2 requests are queued, the most that max_queue_size allows"
         expected = full if name == "m" else f"in ensemble 'e', model 'm': {full}"
@@ -237,8 +237,10 @@ sender.send(pb_utils.InferenceResponse(parameters={{"step": 1}}))
 sender.send(pb_utils.InferenceResponse([]), {FINAL})"""
     model(tmp_path, execute)
     async with serving(tmp_path) as client:
-        messages = [reply(one.infer_response) async for one in client.stream([request("m", {"X": ints(1)})])]
-    assert [(one.outputs, one.parameters) for one in messages] == [
+        messages = [
+            reply(response.infer_response) async for response in client.stream([request("m", {"X": ints(1)})])
+        ]
+    assert [(message.outputs, message.parameters) for message in messages] == [
         ({}, {"step": 1, "triton_final_response": False}),
         ({}, {"triton_final_response": True}),
     ]
@@ -276,9 +278,10 @@ async def test_outputs_that_nobody_requested_are_left_out(tmp_path: Path, more: 
     async def answers(*names: str) -> list[dict[str, bytes]]:
         said = {"outputs": names, "parameters": {"sequence_id": 3, "sequence_start": True}}
         messages = [
-            reply(one.infer_response) async for one in client.stream([request("m", {"X": ints(1)}, **said)])
+            reply(response.infer_response)
+            async for response in client.stream([request("m", {"X": ints(1)}, **said)])
         ]
-        return [{name: array.tobytes() for name, array in one.outputs.items()} for one in messages]
+        return [{name: array.tobytes() for name, array in message.outputs.items()} for message in messages]
 
     async with serving(tmp_path) as client:
         assert await answers("Y") == [{"Y": b"Y"}, {}]
@@ -341,7 +344,7 @@ for request in requests:
     async with serving(tmp_path) as client:
         waiting = client.server.dataplane.servable(EVERYTHING, "m").model
         requests = [request("m", {"X": ints(*range(size))}) for size in (0, 0, 2, 0)]
-        calls = [asyncio.create_task(drained(client.stream([one]))) for one in requests]
+        calls = [asyncio.create_task(drained(client.stream([request]))) for request in requests]
         await until(lambda: probe.seen and len(vars(waiting)["_queue"]) == 3)
         probe.returned.set()
         await asyncio.gather(*calls)
@@ -418,7 +421,9 @@ async def test_a_deadline_ends_a_stream(tmp_path: Path, probe: SimpleNamespace) 
     model(tmp_path, "probe.senders.append(requests[0].get_response_sender())")
     for later in ever_later(0.1):
         async with serving(tmp_path, default_timeout=later) as client:
-            [message] = [one async for one in client.stream([request("m", {"X": ints(1)})], timeout=None)]
+            [message] = [
+                response async for response in client.stream([request("m", {"X": ints(1)})], timeout=None)
+            ]
             assert f"timeout of {later:g} seconds passed" in message.error_message
         if probe.senders:
             break

@@ -72,7 +72,7 @@ def write(folder: Path, execute: str, *, kind: str = "def", decoupled: bool, mor
 async def outcome(client: GrpcClient, x: int) -> Any:
     """The value of a request's one answer, or the text of its error."""
     async with asyncio.timeout(SECONDS):
-        [message] = [one async for one in client.stream([request("m", {"X": ints(x)})])]
+        [message] = [response async for response in client.stream([request("m", {"X": ints(x)})])]
     if message.error_message:
         return message.error_message
     return reply(message.infer_response).outputs["Y"].item()

@@ -88,7 +88,7 @@ async def answer(client: GrpcClient, x: int, **said: Any) -> int:
 
 async def answers(client: GrpcClient, x: int) -> list[int]:
     stream = client.stream([request("m", {"X": ints(x)[None]})])
-    return [reply(one.infer_response).outputs["Y"].item() async for one in stream]
+    return [reply(response.infer_response).outputs["Y"].item() async for response in stream]
 
 
 @pytest.mark.parametrize("place", ["", PROCESS], ids=["thread", "process"])
@@ -184,7 +184,7 @@ async def test_as_in_tritons_own_tests(tmp_path: Path, shape: list[int]) -> None
     async with serving(tmp_path) as client:
         for _ in range(2):
             stream = client.stream([request("m", {"X": ints(3).reshape([*shape, 1])})])
-            found = [reply(one.infer_response).outputs["Y"].tolist() async for one in stream]
+            found = [reply(response.infer_response).outputs["Y"].tolist() async for response in stream]
             assert np.reshape(found, -1).tolist() == [2, 1, 0]
 
 
@@ -193,7 +193,7 @@ async def test_schedulers_that_do_not_take_requests_back(tmp_path: Path, batchin
     write_model(tmp_path, "m", GENERATES, DECOUPLED.replace("-1", "1") + batching + "\nmax_batch_size: 4")
     said = {"parameters": {"sequence_id": 1, "sequence_start": True}}
     async with serving(tmp_path) as client:
-        [only] = [one async for one in client.stream([request("m", {"X": ints(3)[None]}, **said)])]
+        [only] = [response async for response in client.stream([request("m", {"X": ints(3)[None]}, **said)])]
         assert "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE" in only.error_message
 
 

@@ -49,13 +49,13 @@ FAILED = "Failed to process the request(s) for model instance 'm_0_0', message: 
 async def outcomes(client: GrpcClient, *xs: int) -> list[Any]:
     """Of requests that come at the same time: the answer, or the code and the text of the error."""
 
-    async def one(x: int) -> Any:
+    async def outcome(x: int) -> Any:
         try:
             return (await client.infer("m", {"X": ints(x)[None]})).outputs["Y"].item()
         except grpc.aio.AioRpcError as error:
             return error.code(), error.details()
 
-    return await asyncio.gather(*map(one, xs))
+    return await asyncio.gather(*map(outcome, xs))
 
 
 def has(outcome: Any, code: grpc.StatusCode, text: str) -> bool:
@@ -314,15 +314,15 @@ async def test_requests_of_a_list_have_equal_shapes_unless_they_need_not(
     config = X_TO_Y.replace("[ -1 ] } ]", f"[ -1 ] {ragged} }} ]", 1)
     write_model(tmp_path, "m", SHAPES, f"{config} max_batch_size: 8 dynamic_batching {{ }} {more}")
 
-    async def one(size: int) -> None:
+    async def ask(size: int) -> None:
         async for message in client.stream([request("m", {"X": ints(*range(size))[None]})]):
             assert not message.error_message
 
     async with serving(tmp_path) as client:
         servable = client.server.dataplane.servable(EVERYTHING, "m")
-        first = asyncio.create_task(one(1))
+        first = asyncio.create_task(ask(1))
         await until(lambda: probe.seen)
-        others = [asyncio.create_task(one(size)) for size in (2, 2, 3)]
+        others = [asyncio.create_task(ask(size)) for size in (2, 2, 3)]
         await until(lambda: servable.queue_depth == 3)
         probe.returned.set()
         await asyncio.gather(first, *others)
@@ -401,13 +401,13 @@ async def test_optional_inputs_as_in_tritons_own_tests(tmp_path: Path) -> None:
                 wanted = {name.replace("IN", "OUT"): int(name[-1]) + 5 for name in names}
                 found = await asyncio.gather(ask(model, *names), ask(model, *names))
                 assert list(found) == [wanted, wanted]
-        assert {size: one.count for size, one in statistics.batches.items()} == {2: 4}
+        assert {size: awaited.count for size, awaited in statistics.batches.items()} == {2: 4}
         for model in ("waits", "around"):
             mixed = [asyncio.create_task(ask(model, *names)) for names in (["INPUT0"], ["INPUT1"], [*BOTH[0]])]
             answered = asyncio.as_completed(mixed)
-            for one in (next(answered), next(answered)):
-                assert await one in [{"OUTPUT0": 5}, {"OUTPUT1": 6}, {"OUTPUT0": 5, "OUTPUT1": 6}]
-            assert sum(not one.done() for one in mixed) == 1  # It waits for company.
+            for pending_answer in (next(answered), next(answered)):
+                assert await pending_answer in [{"OUTPUT0": 5}, {"OUTPUT1": 6}, {"OUTPUT0": 5, "OUTPUT1": 6}]
+            assert sum(not awaited.done() for awaited in mixed) == 1  # It waits for company.
             for task in mixed:
                 task.cancel()
         assert await ask("pipeline", "INPUT0", "INPUT1", all_outputs=True) == {"OUTPUT0": 0, "OUTPUT1": 5}
@@ -454,7 +454,7 @@ output [ { name: "Y" data_type: TYPE_INT32 dims: [ 1 ] } ]
 async def test_sequences_come_as_a_list(tmp_path: Path, strategy: tuple[str, str]) -> None:
     write_model(tmp_path, "m", SUMS, SEQUENCES % strategy)
 
-    async def one(client: GrpcClient, number: int, x: int, start: bool) -> Any:
+    async def ask(client: GrpcClient, number: int, x: int, start: bool) -> Any:
         said = {"sequence_id": number, "sequence_start": start}
         try:
             return (await client.infer("m", {"X": ints(x)[None]}, parameters=said)).outputs["Y"].item()
@@ -462,10 +462,10 @@ async def test_sequences_come_as_a_list(tmp_path: Path, strategy: tuple[str, str
             return error.code(), error.details()
 
     async with serving(tmp_path) as client:
-        first = await asyncio.gather(*[one(client, number, number, True) for number in (1, 2, 3)])
+        first = await asyncio.gather(*[ask(client, number, number, True) for number in (1, 2, 3)])
         assert list(first) == [13, 23, 33]
         second = await asyncio.gather(
-            one(client, 1, 1, False), one(client, 2, -1, False), one(client, 3, 1, False)
+            ask(client, 1, 1, False), ask(client, 2, -1, False), ask(client, 3, 1, False)
         )
         assert (second[0], second[2]) == (23, 43)
         assert has(second[1], grpc.StatusCode.INVALID_ARGUMENT, "below 0")
@@ -527,6 +527,6 @@ async def test_a_coroutine_has_a_loop_that_stays(tmp_path: Path, probe: SimpleNa
     async with serving(tmp_path) as client:
         for _ in range(2):
             await client.infer("m", {"X": ints(1)})
-    one, other = probe.seen
-    assert one is other
-    assert one is not asyncio.get_running_loop()
+    first, other = probe.seen
+    assert first is other
+    assert first is not asyncio.get_running_loop()

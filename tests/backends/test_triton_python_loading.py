@@ -145,13 +145,13 @@ class TritonPythonModel:
         answer = await client.infer("m", {"X": ints(1)[None]})
         model = client.server.dataplane.servable(EVERYTHING, "m").model
         assert (model.max_batch_size, model.dynamic_batching) == (3, triglot.DynamicBatching())
-        assert [(one.name, one.shape, one.optional) for one in model.inputs] == [
+        assert [(tensor.name, tensor.shape, tensor.optional) for tensor in model.inputs] == [
             ("X", (-1, 1), False),
             ("BIAS", (-1, 1), True),
         ]
     config = json.loads(answer.outputs["Y"].item())
     assert (config["max_batch_size"], config["dynamic_batching"]) == (3, {})
-    assert [one["name"] for one in config["input"]] == ["X", "BIAS"]
+    assert [tensor["name"] for tensor in config["input"]] == ["X", "BIAS"]
     assert config["output"][0]["label_filename"] == ""
     assert config["instance_group"][0]["kind"] == "KIND_CPU"
 

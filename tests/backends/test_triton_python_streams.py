@@ -90,7 +90,7 @@ async def test_a_request_beside_hundreds_of_generations_takes_effect(
         for number in range(MANY):
             await call.write(chat(number))
         first = [await call.read() for _ in range(MANY)]
-        assert {one.infer_response.id for one in first} == {str(number) for number in range(MANY)}
+        assert {response.infer_response.id for response in first} == {str(number) for number in range(MANY)}
         await call.write(chat(7, stop=True))
         stopped = await call.read()
         assert (stopped.infer_response.id, stopped.error_message) == ("7", "")
@@ -123,4 +123,6 @@ async def test_more_sequences_than_slots_lose_no_request(
             assert await call.read() is grpc.aio.EOF
             assert await call.code() is grpc.StatusCode.OK
         call.cancel()
-    assert sums == {str(one): [one * step for step in range(1, steps + 1)] for one in range(1, sequences + 1)}
+    assert sums == {
+        str(index): [index * step for step in range(1, steps + 1)] for index in range(1, sequences + 1)
+    }

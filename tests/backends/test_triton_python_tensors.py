@@ -214,7 +214,7 @@ def test_lines_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
     for write in (logger.log_info, logger.log_warn, logger.log_error, logger.log_verbose, logger.log):
         write("100 %s")
     logger.log("last", logger.WARNING)
-    assert [(one.levelname, one.message) for one in caplog.records] == [
+    assert [(record.levelname, record.message) for record in caplog.records] == [
         ("INFO", "100 %s"),
         ("WARNING", "100 %s"),
         ("ERROR", "100 %s"),
@@ -222,4 +222,4 @@ def test_lines_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
         ("INFO", "100 %s"),
         ("WARNING", "last"),
     ]
-    assert all(one.filename == Path(__file__).name for one in caplog.records)
+    assert all(record.filename == Path(__file__).name for record in caplog.records)

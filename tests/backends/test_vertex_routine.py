@@ -158,7 +158,7 @@ def test_an_endpoints_answer_is_the_routines_with_what_vertex_adds(predictors: R
 def test_v2(predictors: Rest) -> None:
     tensor = {"name": "instances", "datatype": "BYTES", "shape": [2], "data": ["1", "2.5"]}
     status, answer = predictors.post("/v2/models/triple/infer", {"inputs": [tensor]})
-    assert (status, [one["data"] for one in answer["outputs"]]) == (200, [["[3,7.5]"]])
+    assert (status, [tensor["data"] for tensor in answer["outputs"]]) == (200, [["[3,7.5]"]])
 
 
 @pytest.mark.parametrize(

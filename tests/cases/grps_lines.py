@@ -132,7 +132,7 @@ def ask(line: Line, port: int, channel: grpc.Channel) -> list[Answer]:
     text = json.dumps(line)
     lines = [json.loads(text.replace("$i", str(value))) for value in values]
     with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(lambda one: _send(one, port) if "send" in one else _call(one, channel), lines))
+        return list(pool.map(lambda line: _send(line, port) if "send" in line else _call(line, channel), lines))
 
 
 def _send(line: Line, port: int) -> Answer:

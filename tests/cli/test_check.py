@@ -77,7 +77,7 @@ def test_every_error_is_shown(tmp_path: Path) -> None:
     ended = run_triglot("check", tmp_path, "--json")
     assert ended.returncode == 1
     shown = json.loads(ended.stdout)
-    states = {one["model"]: (one["state"], one["error"]) for one in shown["models"]}
+    states = {model["model"]: (model["state"], model["error"]) for model in shown["models"]}
     assert list(states) == ["a_broken", "b_good", "c_cold", "d_wrong"]
     assert states["b_good"] == ("READY", "")
     for name, text in (("a_broken", "SyntaxError"), ("c_cold", "not warm"), ("d_wrong", "config.pbtxt")):
@@ -103,7 +103,7 @@ def test_options_are_those_of_serve(tmp_path: Path) -> None:
         write_model(tmp_path / name)
     flags = ("--model-control-mode", "explicit", "--load-model", "b")
     ended = run_triglot("check", tmp_path, *flags, "--json", "--workers", "2")
-    assert [one["model"] for one in json.loads(ended.stdout)["models"]] == ["b"]
+    assert [model["model"] for model in json.loads(ended.stdout)["models"]] == ["b"]
     ended = run_triglot("check", "--grpc-prot", "1")
     assert (ended.returncode, ended.stderr) == (
         2,
@@ -175,7 +175,7 @@ def test_what_loads_is_one_line_below_the_log(tmp_path: Path) -> None:
     drawn = text.split("\r\x1b[K")
     assert "1 of 2 loaded; loading b version 1 (1 s)" in drawn
     # A line of the log takes its place, and it is there again below.
-    (around,) = [one for one in drawn if "half way" in one]
+    (around,) = [line for line in drawn if "half way" in line]
     assert re.fullmatch(r"\S+ W half way\r\n1 of 2 loaded; loading b version 1 \([01] s\)", around)
     assert drawn[-1].startswith("model ")
 

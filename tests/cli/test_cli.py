@@ -205,7 +205,7 @@ def test_names_for_paths(tmp_path: Path) -> None:
     with Triglot("models", "--model-name=iris", "--workers=2", *FREE_PORTS, folder=tmp_path) as server:
         assert Rest(server.ports()[1]).infer("iris")[0] == 200
     ended = run_triglot("check", "--json", tmp_path / "models", "--model-name", "iris")
-    assert [one["model"] for one in json.loads(ended.stdout)["models"]] == ["iris"]
+    assert [model["model"] for model in json.loads(ended.stdout)["models"]] == ["iris"]
 
 
 @pytest.mark.parametrize(

@@ -100,8 +100,8 @@ def test_both_spellings_of_the_files(tmp_path: Path) -> None:
 
 def models(read: ProjectSettings) -> tuple[list[tuple[str, int, str]], str]:
     files, dag = project_models(GrpsProject(read, Monitor()))
-    assert all(one.backend == "grps" and one.make is not None for one in files)
-    return [(one.name, one.version, one.label) for one in files], dag
+    assert all(file.backend == "grps" and file.make is not None for file in files)
+    return [(file.name, file.version, file.label) for file in files], dag
 
 
 def test_models_and_the_dag(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def half(*values: float, y: list[float] | None = None, model: str = "half") -> p
 
 
 def record(file: Path, *logs: pb.PredictionLog) -> Path:
-    file.write_bytes(b"".join(framed(one.SerializeToString()) for one in logs))
+    file.write_bytes(b"".join(framed(line.SerializeToString()) for line in logs))
     return file
 
 
@@ -206,9 +206,9 @@ def test_values_that_differ(
             return object_array(values, (len(values),))
         return np.array(values).astype(DATATYPES[datatype].dtype)
 
-    one = log(datatype.lower(), {"y": (datatype, array(recorded))}, array(sent), datatype)
+    logged = log(datatype.lower(), {"y": (datatype, array(recorded))}, array(sent), datatype)
     difference = difference.replace("�", "\\ufffd").replace("b" * 199, "b" * 193)
-    assert served.lines(record(tmp_path / "r", one))[-1].endswith(f" record 0, output y: {difference}")
+    assert served.lines(record(tmp_path / "r", logged))[-1].endswith(f" record 0, output y: {difference}")
 
 
 def test_outputs_that_are_new_or_gone(served: Served, tmp_path: Path) -> None:

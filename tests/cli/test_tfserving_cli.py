@@ -235,7 +235,7 @@ def test_flags_that_cannot_be_kept_are_errors(flag: str, instead: list[str]) -> 
     name = flag.split("=", maxsplit=1)[0]
     text = wrong(flag, "--model_base_path=/m")
     assert text.startswith(f"{name}: ")
-    assert all(one in text for one in instead)
+    assert all(text_part in text for text_part in instead)
 
 
 @pytest.mark.parametrize("flag", ["--ssl_config_file=", "--use_alts_credentials=false", "--platform_config_file="])

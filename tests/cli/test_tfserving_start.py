@@ -285,9 +285,9 @@ def test_models_policies_and_labels(tmp_path: Path) -> None:
 
 
 def test_the_file_is_followed(tmp_path: Path) -> None:
-    one, two = base_path(tmp_path / "one", 1), base_path(tmp_path / "two", 2)
+    first, two = base_path(tmp_path / "one", 1), base_path(tmp_path / "two", 2)
     file = tmp_path / "models.config"
-    write_config(file, model_text("one", one))
+    write_config(file, model_text("one", first))
     with TfServing(f"--model_config_file={file}", "--model_config_file_poll_wait_seconds=0.05") as server:
         rest = server.rest()
         assert predict(rest, "one") == 8

@@ -32,7 +32,7 @@ def test_what_is_whole(mode: str, tmp_path: Path) -> None:
     written(archive, mode)
     unpack(archive, folder)
     assert {name: (folder / name).read_bytes() for name in TEXTS} == TEXTS
-    assert sorted(str(one.relative_to(folder)) for one in folder.rglob("*.txt")) == sorted(TEXTS)
+    assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*.txt")) == sorted(TEXTS)
 
 
 @pytest.mark.parametrize("mode", MODES[1:])

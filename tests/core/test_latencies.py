@@ -81,11 +81,11 @@ def times(responded: float = 0.0) -> CallTimes:
 
 
 def test_one_response_comes_with_the_end() -> None:
-    one = latencies()
-    one.responded(times(), 0.05, NOW, None, well=True)
-    one.responded(times(), 0.0005, NOW, SPAN, well=False)
-    one.responded(times(), 7.0, NOW, None, well=True)
-    first = one.first_response
+    measured = latencies()
+    measured.responded(times(), 0.05, NOW, None, well=True)
+    measured.responded(times(), 0.0005, NOW, SPAN, well=False)
+    measured.responded(times(), 7.0, NOW, None, well=True)
+    first = measured.first_response
     assert first is not None
     assert first.counts == [1, 1, 1]
     assert first.sum == pytest.approx(7050.5)
@@ -93,12 +93,12 @@ def test_one_response_comes_with_the_end() -> None:
 
 
 def test_the_first_of_many_responses_comes_before_the_end() -> None:
-    one = latencies(decoupled=True)
-    one.responded(times(perf_counter() - 6), 6.05, NOW, None, well=True)
-    assert one.first_response is not None
-    assert one.first_response.counts == [0, 1, 0]
+    measured = latencies(decoupled=True)
+    measured.responded(times(perf_counter() - 6), 6.05, NOW, None, well=True)
+    assert measured.first_response is not None
+    assert measured.first_response.counts == [0, 1, 0]
     # A stream without a response has none, unless it ends with an error.
-    one.responded(times(), 9.0, NOW, None, well=True)
-    assert one.first_response.counts == [0, 1, 0]
-    one.responded(times(), 9.0, NOW, None, well=False)
-    assert one.first_response.counts == [0, 1, 1]
+    measured.responded(times(), 9.0, NOW, None, well=True)
+    assert measured.first_response.counts == [0, 1, 0]
+    measured.responded(times(), 9.0, NOW, None, well=False)
+    assert measured.first_response.counts == [0, 1, 1]

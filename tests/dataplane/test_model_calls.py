@@ -79,8 +79,8 @@ async def test_versions_outputs_and_signatures() -> None:
 
     async def outer(inputs: Arrays, call: Call) -> Any:
         every = await call.infer("two", inputs, version="1")
-        one = await call.infer("two", inputs, outputs=["z"], signature_name="other")
-        return {"y": np.array([len(every), len(one), one["z"][0]], np.int32)}
+        only_z = await call.infer("two", inputs, outputs=["z"], signature_name="other")
+        return {"y": np.array([len(every), len(only_z), only_z["z"][0]], np.int32)}
 
     both_outputs = [triglot.TensorSpec(name, "INT32", [-1]) for name in ("y", "z")]
     other = triglot.Signature([triglot.TensorSpec("x", "INT32", [-1])], both_outputs)

@@ -159,7 +159,7 @@ async def test_what_is_counted() -> None:
         twice_stats = telemetry.models()["twice", 1]
         assert (twice_stats.requests, twice_stats.failures, twice_stats.executed) == (2, 0, 2)
         assert telemetry.models()["failing", 1].failures == 1
-        assert all(one.requests == one.executed == 0 for one in telemetry.traffic().values())
+        assert all(traffic.requests == traffic.executed == 0 for traffic in telemetry.traffic().values())
         assert "internal" not in telemetry.traffic()
         telemetry.tick(time.monotonic() + 2)
         assert not any(second.failures for second in telemetry.history)
@@ -172,7 +172,7 @@ async def test_a_call_under_way_is_not_in_flight_for_clients() -> None:
         asked = asyncio.create_task(served.infer("outer", ints(1)))
         await until(gated.begun.is_set)
         telemetry = served.server.telemetry
-        assert [one.in_flight for one in telemetry.endpoints() if one.internal] == [1, 0]
+        assert [endpoint.in_flight for endpoint in telemetry.endpoints() if endpoint.internal] == [1, 0]
         assert telemetry.in_flight == 0
         gated.gate.set()
         await asked

@@ -102,9 +102,9 @@ async def test_what_waits_for_a_slow_disk_is_bounded(recorded: Recorded, caplog:
     async with serving({"m": Function(echo)}) as served:
 
         def record(size: int) -> None:
-            one = recorded.recorder.record(servable_of(served), request_of(b"sent"), call_of(size))
-            assert one is not None
-            one.on_end(response_of(np.empty(0, np.int32)))
+            recording = recorded.recorder.record(servable_of(served), request_of(b"sent"), call_of(size))
+            assert recording is not None
+            recording.on_end(response_of(np.empty(0, np.int32)))
 
         recorded.go_on.clear()
         for _ in range(7):

@@ -134,8 +134,8 @@ async def observed(folder: Path) -> AsyncIterator[tuple[Observed, Observed]]:
         "--no-exit-on-load-error",
     ]
     async with AsyncExitStack() as stack:
-        one = await stack.enter_async_context(_started(*arguments, environment=TRACES))
-        yield one, await stack.enter_async_context(_started("--workers", "2"))
+        single = await stack.enter_async_context(_started(*arguments, environment=TRACES))
+        yield single, await stack.enter_async_context(_started("--workers", "2"))
 
 
 @asynccontextmanager

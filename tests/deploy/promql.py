@@ -68,7 +68,7 @@ def _selected(selector: ast.VectorSelector, series: Series) -> Labels:
         if matcher.name in TARGET or matcher.op not in (MatchOp.Equal, MatchOp.Re):
             continue
         wanted = re.escape(matcher.value) if matcher.op == MatchOp.Equal else matcher.value
-        if not any(re.fullmatch(wanted, one.get(matcher.name, "")) for one in found):
+        if not any(re.fullmatch(wanted, labels.get(matcher.name, "")) for labels in found):
             raise NotThere(f"value {matcher.value!r} of label {matcher.name} of {selector.name}")
     return labels
 
@@ -76,7 +76,7 @@ def _selected(selector: ast.VectorSelector, series: Series) -> Labels:
 def _called(node: ast.Call, series: Series) -> Labels:
     if node.func.name == "vector":
         return frozenset()
-    (inner,) = [labels for one in node.args if (labels := _labels(one, series)) is not None]
+    (inner,) = [labels for argument in node.args if (labels := _labels(argument, series)) is not None]
     if node.func.name == "histogram_quantile":
         _expect(frozenset(("le",)), inner, node)
         return inner - {"le"}

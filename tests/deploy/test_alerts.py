@@ -64,7 +64,7 @@ def test_there_is_a_case_of_each_alert_that_fires_and_one_that_does_not(
 ) -> None:
     """So that the cases do not hold for an alert that never fires, or always."""
     rules = yaml.safe_load(ALERTS.read_text())
-    (rule,) = [one for group in rules["groups"] for one in group["rules"] if one["alert"] == name]
+    (rule,) = [rule for group in rules["groups"] for rule in group["rules"] if rule["alert"] == name]
     rule["expr"] = expression
     (tmp_path / ALERTS.name).write_text(yaml.safe_dump(rules))
     cases = yaml.safe_load(ALERT_CASES.read_text())

@@ -63,7 +63,9 @@ def test_what_is_rendered_is_valid(values: dict[str, Any]) -> None:
     documents = rendered(values)
     for document in documents:
         check_object(document)
-    named = {(one["kind"], one["metadata"]["name"].removeprefix("demo-triglot")) for one in documents}
+    named = {
+        (document["kind"], document["metadata"]["name"].removeprefix("demo-triglot")) for document in documents
+    }
     assert named - {("ScaledObject", ""), ("ServiceMonitor", ""), ("HorizontalPodAutoscaler", "")} == ALWAYS
 
 
@@ -80,16 +82,16 @@ def test_everything_selects_the_pods(values: dict[str, Any]) -> None:
         match document["kind"]:
             case "Service":
                 assert spec["selector"].items() <= labels
-                assert [one["targetPort"] for one in spec["ports"]] == [port["name"]]
+                assert [port["targetPort"] for port in spec["ports"]] == [port["name"]]
             case "Deployment" | "PodDisruptionBudget":
                 assert spec["selector"]["matchLabels"].items() <= labels
             case "ServiceMonitor":
                 # One of the services, or each pod is counted twice.
                 selector = spec["selector"]["matchLabels"].items()
-                services = [one for one in documents if one["kind"] == "Service"]
-                (service,) = [one for one in services if selector <= one["metadata"]["labels"].items()]
-                assert [one["port"] for one in spec["endpoints"]] == [
-                    one["name"] for one in service["spec"]["ports"]
+                services = [document for document in documents if document["kind"] == "Service"]
+                (service,) = [service for service in services if selector <= service["metadata"]["labels"].items()]
+                assert [port["port"] for port in spec["endpoints"]] == [
+                    port["name"] for port in service["spec"]["ports"]
                 ]
             case "HorizontalPodAutoscaler" | "ScaledObject":
                 assert spec["scaleTargetRef"]["name"] == deployment["metadata"]["name"]

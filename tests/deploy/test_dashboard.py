@@ -38,8 +38,8 @@ def lost(ours: Any, theirs: Any, path: str = "") -> Iterator[str]:
             else:
                 yield f"{path}.{key}"
     elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
-        for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
-            yield from lost(one, other, f"{path}[{number}]")
+        for number, (index, other) in enumerate(zip(ours, theirs, strict=True)):
+            yield from lost(index, other, f"{path}[{number}]")
     elif ours != theirs:
         yield f"{path}: {ours!r}, not {theirs!r}"
 
@@ -61,9 +61,9 @@ def test_every_panel_has_a_number_and_a_place_of_its_own() -> None:
     for title, place in places.items():
         assert place["x"] >= 0, title
         assert place["x"] + place["w"] <= WIDTH, title
-    for (title, one), (other_title, other) in combinations(places.items(), 2):
-        beside = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
-        below = one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
+    for (title, combination), (other_title, other) in combinations(places.items(), 2):
+        beside = combination["x"] + combination["w"] <= other["x"] or other["x"] + other["w"] <= combination["x"]
+        below = combination["y"] + combination["h"] <= other["y"] or other["y"] + other["h"] <= combination["y"]
         assert beside or below, f"{title} and {other_title} overlap"
 
 
@@ -78,11 +78,11 @@ def test_every_panel_says_what_it_shows() -> None:
 def test_everything_is_read_from_the_data_source_that_is_chosen() -> None:
     chosen = {"type": "prometheus", "uid": "${datasource}"}
     queries = [target for panel in PANELS for target in panel["targets"]]
-    variables = {one["name"]: one for one in DASHBOARD["templating"]["list"]}
+    variables = {variable["name"]: variable for variable in DASHBOARD["templating"]["list"]}
     assert list(variables) == ["datasource", "job", "instance", "model", "version"]
     assert variables.pop("datasource")["query"] == "prometheus"
-    for one in (*PANELS, *queries, *variables.values(), *DASHBOARD["annotations"]["list"]):
-        assert one["datasource"] == chosen
+    for element in (*PANELS, *queries, *variables.values(), *DASHBOARD["annotations"]["list"]):
+        assert element["datasource"] == chosen
 
 
 def test_the_pictures_show_the_dashboard() -> None:

@@ -25,7 +25,7 @@ BITS = {"int32": 32, "int64": 64}
 def closed(schema: Any) -> Any:
     """The schema, where objects have no fields but those that it names."""
     if isinstance(schema, list):
-        return [closed(one) for one in schema]
+        return [closed(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     inner = {key: closed(value) for key, value in schema.items()}
@@ -43,9 +43,9 @@ def differ(_: Any, keys: list[str], values: Any, schema: Any) -> Iterator[Any]:
     """The keyword `x-kubernetes-list-map-keys`: no two items have the same."""
     fields = schema["items"]["properties"]
     found = [[value.get(key, fields[key].get("default")) for key in keys] for value in values]
-    for one in found:
-        if found.count(one) > 1:
-            yield jsonschema.ValidationError(f"{keys} {one} is there twice")
+    for found_key in found:
+        if found.count(found_key) > 1:
+            yield jsonschema.ValidationError(f"{keys} {found_key} is there twice")
 
 
 Validator = jsonschema.validators.extend(

@@ -41,10 +41,10 @@ def made(kind: str, value: Any, where: str) -> Any:
     """The value as the class of this name. Raise `AssertionError` or `ValueError` where it is none."""
     if inner := re.fullmatch(r"[lL]ist\[(.+)\]", kind):
         assert isinstance(value, list), f"{where}: expected a list, got {value!r}"
-        return [made(inner[1], one, f"{where}[{at}]") for at, one in enumerate(value)]
+        return [made(inner[1], item, f"{where}[{at}]") for at, item in enumerate(value)]
     if inner := re.fullmatch(r"[dD]ict[(\[]str, (.+)[)\]]", kind):
         assert isinstance(value, dict), f"{where}: expected a mapping, got {value!r}"
-        return {key: made(inner[1], one, f"{where}.{key}") for key, one in value.items()}
+        return {key: made(inner[1], item, f"{where}.{key}") for key, item in value.items()}
     if kind.endswith("Quantity"):
         assert QUANTITY.fullmatch(str(value)), f"{where}: expected a quantity, got {value!r}"
         return value
@@ -58,8 +58,8 @@ def made(kind: str, value: Any, where: str) -> Any:
     unknown = value.keys() - attributes.keys()
     assert not unknown, f"{where}: unknown {sorted(unknown)}"
     fields = {
-        attributes[key]: made(of_kind.openapi_types[attributes[key]], one, f"{where}.{key}")
-        for key, one in value.items()
+        attributes[key]: made(of_kind.openapi_types[attributes[key]], item, f"{where}.{key}")
+        for key, item in value.items()
     }
     return of_kind(**fields)
 
@@ -93,7 +93,9 @@ def test_the_runtime() -> None:
 def test_samples(document: dict[str, Any]) -> None:
     service = check(document)
     model = service.spec.predictor.model
-    formats = {(one.name, one.version) for one in check(runtime()).spec.supported_model_formats}
+    formats = {
+        (model_format.name, model_format.version) for model_format in check(runtime()).spec.supported_model_formats
+    }
     assert model.runtime == runtime()["metadata"]["name"]
     assert model.model_format.name in {name for name, _ in formats}
     assert model.model_format.version is None or (model.model_format.name, model.model_format.version) in formats
@@ -106,7 +108,7 @@ def test_each_format_has_a_sample() -> None:
         for file in SAMPLES
         for document in documents(file.read_text())
     ]
-    assert {one["name"] for one in runtime()["spec"]["supportedModelFormats"]} == set(named)
+    assert {model_format["name"] for model_format in runtime()["spec"]["supportedModelFormats"]} == set(named)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def test_pods(predictor: dict[str, Any]) -> None:
     check(pod)
     (container,) = pod["spec"]["containers"]
     assert {mount["name"] for mount in container["volumeMounts"]} == {
-        one["name"] for one in pod["spec"]["volumes"]
+        volume["name"] for volume in pod["spec"]["volumes"]
     }
 
 

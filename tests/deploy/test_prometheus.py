@@ -42,16 +42,16 @@ async def test_a_prometheus(tmp_path: Path) -> None:
         # Nothing has restarted.
         await until_found(without_data, lambda names: set(names) == {"Restarts"})
         rates = await real.query(filled("sum by (protocol) (rate(triglot_requests_total[$__rate_interval]))"))
-        grown = {one["metric"]["protocol"] for one in rates if float(one["value"][1]) > 0}
+        grown = {rate["metric"]["protocol"] for rate in rates if float(rate["value"][1]) > 0}
         assert {"kserve", "tfserving", "grps"} <= grown
 
         # The points on the panels of latencies lead to traces.
         (latency,) = [text for name, text, _ in dashboard_expressions() if name == "p99 latency by model A"]
         range_ = {"start": f"{time.time() - 300}", "end": f"{time.time()}"}
         exemplars = await real.ask("query_exemplars", query=filled(latency), **range_)
-        assert "scripted" in {one["seriesLabels"]["model"] for one in exemplars}
-        ids = {exemplar["labels"]["trace_id"] for one in exemplars for exemplar in one["exemplars"]}
-        assert all(re.fullmatch("[0-9a-f]{32}", one) for one in ids)
+        assert "scripted" in {exemplar["seriesLabels"]["model"] for exemplar in exemplars}
+        ids = {exemplar["labels"]["trace_id"] for series in exemplars for exemplar in series["exemplars"]}
+        assert all(re.fullmatch("[0-9a-f]{32}", trace_id) for trace_id in ids)
 
         async def rules() -> list[Any]:
             groups = (await real.ask("rules"))["groups"]
@@ -63,6 +63,6 @@ async def test_a_prometheus(tmp_path: Path) -> None:
 
         async def pending() -> set[str]:
             alerts = (await real.ask("alerts"))["alerts"]
-            return {one["labels"]["alertname"] for one in alerts if one["labels"].get("model") == "broken"}
+            return {alert["labels"]["alertname"] for alert in alerts if alert["labels"].get("model") == "broken"}
 
         await until_found(pending, lambda names: names == {"TriglotModelNotReady", "TriglotLoadFailed"})

@@ -62,7 +62,7 @@ def unstated(page: str) -> Iterator[str]:
         for at in re.finditer(re.escape(statement), prose)
     ]
     for number in _NUMBER.finditer(prose):
-        if not any(number.start() in one for one in stated):
+        if not any(number.start() in span for span in stated):
             yield prose[max(0, number.start() - 60) : number.end() + 20]
 
 

@@ -77,7 +77,7 @@ class BrowserPage:
 
     def other_complaints(self) -> list[str]:
         """Return the browser's messages, without those about responses with status 401 and 403."""
-        return [one for one in self.complaints if not REFUSAL.search(one)]
+        return [complaint for complaint in self.complaints if not REFUSAL.search(complaint)]
 
     def field(self, model: str, field: str) -> Any:
         """Return the locator of a cell in the table of models."""

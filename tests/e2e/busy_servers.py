@@ -41,7 +41,7 @@ async def until_let_go(server: Live) -> None:
     (version,) = server.server.manager.registry.versions()
     assert version.servable is not None
     assert version.servable.queue_depth == 0
-    assert [one.value for one in version.servable.readings() if one.name in HELD] == [0, 0]
+    assert [reading.value for reading in version.servable.readings() if reading.name in HELD] == [0, 0]
 
 
 async def ask(server: Live, interface: Interface, value: float = 1, **more: Any) -> Told:

@@ -87,7 +87,7 @@ class Counted(Served):
         assert status == 200, document
         assert list(document) == ["model_stats"]
         found: list[Stats] = document["model_stats"]
-        assert found == [from_message(one) for one in reply.model_stats]
+        assert found == [from_message(stats) for stats in reply.model_stats]
         return found
 
     async def stats(self, name: str) -> Stats:
@@ -183,8 +183,9 @@ def from_message(stats: pb.ModelStatistics) -> Stats:
             index: _durations(stats.response_stats[index], RESPONSE_DURATIONS) for index in stats.response_stats
         },
         "batch_stats": [
-            {"batch_size": one.batch_size} | _durations(one, ("compute_input", "compute_infer", "compute_output"))
-            for one in stats.batch_stats
+            {"batch_size": batch.batch_size}
+            | _durations(batch, ("compute_input", "compute_infer", "compute_output"))
+            for batch in stats.batch_stats
         ],
         "memory_usage": [],
     }
@@ -219,9 +220,9 @@ def succeeded(requests: int, inferences: int = 0, executions: int = 0, **more: i
 def batches(stats: Stats) -> dict[int, int]:
     """Return the number of batches by their size."""
     found = {}
-    for one in stats["batch_stats"]:
-        (count,) = {one[name]["count"] for name in ("compute_input", "compute_infer", "compute_output")}
-        found[one["batch_size"]] = count
+    for model_stats in stats["batch_stats"]:
+        (count,) = {model_stats[name]["count"] for name in ("compute_input", "compute_infer", "compute_output")}
+        found[model_stats["batch_size"]] = count
     assert sum(found.values()) == stats["execution_count"]
     return found
 
@@ -229,10 +230,14 @@ def batches(stats: Stats) -> dict[int, int]:
 def responses(stats: Stats) -> dict[str, dict[str, int]]:
     """Return counts of outcomes by the response's index in a stream; `success` equals the number computed."""
     found = {}
-    for index, one in stats["response_stats"].items():
-        assert one["compute_infer"]["count"] == one["compute_output"]["count"] == one["success"]["count"]
+    for index, model_stats in stats["response_stats"].items():
+        assert (
+            model_stats["compute_infer"]["count"]
+            == model_stats["compute_output"]["count"]
+            == model_stats["success"]["count"]
+        )
         kinds = ("success", "fail", "empty_response", "cancel")
-        found[index] = {name: one[name]["count"] for name in kinds if one[name]["count"]}
+        found[index] = {name: model_stats[name]["count"] for name in kinds if model_stats[name]["count"]}
     return dict(sorted(found.items(), key=lambda item: int(item[0])))
 
 

@@ -177,7 +177,9 @@ class Everywhere:
 
     def until(self, version: int, state: State) -> None:
         """Wait until TensorFlow Serving's interface reports this state of a version."""
-        wait_until(lambda: SAID[state].status in [one.state for one in self._statuses() if one[0] == version])
+        wait_until(
+            lambda: SAID[state].status in [status.state for status in self._statuses() if status[0] == version]
+        )
 
     def until_index(self, index: list[tuple[str, str, str]]) -> None:
         """Wait until KServe's index has these entries of version, state and reason for the model."""
@@ -197,7 +199,7 @@ class Everywhere:
             "server ready, REST": self.rest.get("/v2/health/ready")[0] == 200,
             "metadata, gRPC": self._metadata(),
             "metadata, REST": self._rest_metadata(),
-            "status, gRPC": [tuple(one) for one in self._statuses()],
+            "status, gRPC": [tuple(status) for status in self._statuses()],
             "status, REST": self._rest_status(),
             "list, REST": self._listed(),
             "grps server, gRPC": self._grps_server(self._grps("ServerMetadata").str_data),
@@ -219,7 +221,7 @@ class Everywhere:
 
     def _index(self) -> list[tuple[str, str, str]]:
         reply = self._call("RepositoryIndex", pb.RepositoryIndexRequest(), pb.RepositoryIndexResponse)
-        return [(one.version, one.state, one.reason) for one in reply.models if one.name == self.name]
+        return [(model.version, model.state, model.reason) for model in reply.models if model.name == self.name]
 
     def _rest_index(self) -> list[tuple[str, ...]]:
         _, rows = self.rest.post("/v2/repository/index", {})
@@ -265,12 +267,12 @@ class Everywhere:
             return [(0, {404: "NOT_FOUND"}.get(status, f"{status}"), answer["error"], "")]
         return [
             (
-                int(one["version"]),
-                one["state"],
-                one["status"]["error_message"],
-                one["status"]["error_code"],
+                int(status["version"]),
+                status["state"],
+                status["status"]["error_message"],
+                status["status"]["error_code"],
             )
-            for one in answer["model_version_status"]
+            for status in answer["model_version_status"]
         ]
 
     # --- grps ---
@@ -280,7 +282,7 @@ class Everywhere:
 
     def _grps_server(self, text: str) -> list[tuple[str, str]]:
         models = yaml.safe_load(text)["models"]
-        return [(one["version"], one["state"]) for one in models if one["name"] == self.name]
+        return [(model["version"], model["state"]) for model in models if model["name"] == self.name]
 
     def _grps_model(self) -> str:
         answer = self._grps("ModelMetadata", self.name)

@@ -100,7 +100,7 @@ class Client:
         reply = rpc(self.channel, "RepositoryIndex", pb.RepositoryIndexResponse)(
             pb.RepositoryIndexRequest(), timeout=SECONDS
         )
-        return {f"{one.name}/{one.version}": Row(one.state, one.reason) for one in reply.models}
+        return {f"{model.name}/{model.version}": Row(model.state, model.reason) for model in reply.models}
 
     def load(self, model: str) -> Any:
         """RepositoryModelLoad, which goes on by itself."""
@@ -108,7 +108,7 @@ class Client:
         return call.future(pb.RepositoryModelLoadRequest(model_name=model), timeout=SECONDS)
 
     def status(self, model: str, version: int) -> Status:
-        return next(one for one in statuses(self.channel, model) if one.version == version)
+        return next(status for status in statuses(self.channel, model) if status.version == version)
 
     def wait_for(self, **rows: Row) -> None:
         """Until these versions, "NAME_VERSION", are in the index so."""

@@ -142,7 +142,7 @@ class Scenario:
         if self._stopping is not None:
             await self._stopping
         self.served.check_spans((self.first, self.subject, self.companion))
-        return any(one.isupper() and one != "OK" for one in seen)
+        return any(event.isupper() and event != "OK" for event in seen)
 
     def counts(self) -> Counter[str]:
         """Return the number of calls that ended with each code since the scenario began."""

@@ -97,8 +97,8 @@ class Served:
         """Return the number of this client's inferences that ended with each code."""
         endpoint = self.clients[client].endpoint
         counts: Counter[str] = Counter()
-        for one, kind, stats in self.server.telemetry.calls():
-            if (one.protocol, one.entrypoint, one.method) == endpoint:
+        for call, kind, stats in self.server.telemetry.calls():
+            if (call.protocol, call.entrypoint, call.method) == endpoint:
                 counts[kind.code.name] += stats.latency.count
         return counts
 
@@ -116,7 +116,7 @@ class Served:
 
     def check_spans(self, attempts: Iterable[Attempt | None]) -> None:
         """Check that each inference, also by a model, has one ended span, with the client's span as ancestor."""
-        counted = [stats.latency.count for one, _, stats in self.server.telemetry.calls() if one.inference]
+        counted = [stats.latency.count for call, _, stats in self.server.telemetry.calls() if call.inference]
         assert len(self.spans.calls()) == sum(counted)
         for attempt in filter(None, attempts):
             trace = self.spans.of(attempt.trace)
@@ -151,14 +151,14 @@ class Served:
         """Return texts for versions with leases, queued requests, or readings of held requests and bytes."""
         held = []
         for version in self.server.dataplane.versions(EVERYTHING):
-            one = version.servable
-            if one is None:
+            servable = version.servable
+            if servable is None:
                 continue
-            held += [f"{one}: {one.leases} leases"] if one.leases else []
-            held += [f"{one}: {one.queue_depth} requests are queued"] if one.queue_depth else []
+            held += [f"{servable}: {servable.leases} leases"] if servable.leases else []
+            held += [f"{servable}: {servable.queue_depth} requests are queued"] if servable.queue_depth else []
             held += [
-                f"{one}: {reading.name} {reading.value}"
-                for reading in one.readings()
+                f"{servable}: {reading.name} {reading.value}"
+                for reading in servable.readings()
                 if reading.name in ("held_requests", "held_bytes") and reading.value
             ]
         return held
@@ -211,22 +211,22 @@ def tries(failure: str) -> Iterator[int]:
 
 def calls() -> list[triglot.Call]:
     """Return all calls that are alive in this process."""
-    return [one for one in gc.get_objects() if isinstance(one, triglot.Call)]
+    return [tracked for tracked in gc.get_objects() if isinstance(tracked, triglot.Call)]
 
 
 def vars_of(call: triglot.Call) -> str:
     """Return a text for a failed check: the call's model, and the objects that keep the call alive."""
-    kept = [_named(one) for one in gc.get_referrers(call)]
+    kept = [_named(referrer) for referrer in gc.get_referrers(call)]
     return f"{call.model_name}, cancelled: {call.cancelled}, kept by {kept}"
 
 
-def _named(one: object) -> str:
-    return one.f_code.co_qualname if isinstance(one, FrameType) else type(one).__name__
+def _named(item: object) -> str:
+    return item.f_code.co_qualname if isinstance(item, FrameType) else type(item).__name__
 
 
 def threads() -> Counter[str]:
     """Return the number of threads by name, with N for numbers, without those of the loop's default executor."""
-    names = [one.name for one in threading.enumerate()]
+    names = [thread.name for thread in threading.enumerate()]
     return Counter(re.sub(r"\d+", "N", name) for name in names if not name.startswith(POOL))
 
 

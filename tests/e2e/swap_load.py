@@ -236,4 +236,4 @@ async def statuses(channel: grpc.aio.Channel) -> dict[int, str]:
     request = management_pb2.GetModelStatusRequest(model_spec={"name": MODEL})
     response = await call(request.SerializeToString(), timeout=SECONDS)
     name = management_pb2.ModelVersionStatus.State.Name
-    return {one.version: name(one.state) for one in response.model_version_status}
+    return {status.version: name(status.state) for status in response.model_version_status}

@@ -219,7 +219,7 @@ async def test_timeout_that_no_queue_policy_allows_is_ignored(
         ]
         await until(lambda: server.leases() == 1 + len(timeouts))
         model.gate.set()
-        assert [(await one).code for one in waiting] == [Code.OK] * len(timeouts)
+        assert [(await task).code for task in waiting] == [Code.OK] * len(timeouts)
         assert all(call.deadline is None for call in model.calls[1:])
 
 

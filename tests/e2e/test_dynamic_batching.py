@@ -77,7 +77,7 @@ def ask(channel: grpc.Channel, message: pb.ModelInferRequest, timeout: float = S
 
 def answer(response: pb.ModelInferResponse) -> tuple[list[float], list[int]]:
     """What was doubled, and with how many rows in all."""
-    tensors = dict(zip([one.name for one in response.outputs], response.raw_output_contents, strict=True))
+    tensors = dict(zip([output.name for output in response.outputs], response.raw_output_contents, strict=True))
     return np.frombuffer(tensors["y"], "<f4").tolist(), np.frombuffer(tensors["size"], "<i4").tolist()
 
 
@@ -105,7 +105,7 @@ def test_clients_of_every_protocol_share_a_batch(server: ServerProcess, channel:
         tensorflow = threads.submit(predict, channel, predict_request("full", [6, 7, 8]))
         assert answer(ask(channel, request("full", 1, 2)).result()) == doubled(1, 2)
         status, body = kserve.result()
-        assert (status, [one["data"] for one in body["outputs"]]) == (200, [[6, 8], [8, 8]])
+        assert (status, [tensor["data"] for tensor in body["outputs"]]) == (200, [[6, 8], [8, 8]])
         assert tensorflow_rest.result() == (200, {"predictions": [{"y": 10, "size": 8}]})
         assert list(tensorflow.result().outputs["y"].float_val) == [12, 14, 16]
 
@@ -119,8 +119,12 @@ def test_streams_share_a_batch_with_other_calls(channel: grpc.Channel) -> None:
     messages: Sequence[pb.ModelInferRequest] = [request("full", value) for value in (1, 2, 3)]
     other = ask(channel, request("full", 4, 5, 6, 7, 8))
     responses = list(stream(iter(messages), timeout=SECONDS))
-    assert [one.error_message for one in responses] == [""] * 3
-    assert sorted(answer(one.infer_response) for one in responses) == [doubled(1), doubled(2), doubled(3)]
+    assert [response.error_message for response in responses] == [""] * 3
+    assert sorted(answer(response.infer_response) for response in responses) == [
+        doubled(1),
+        doubled(2),
+        doubled(3),
+    ]
     assert answer(other.result()) == doubled(4, 5, 6, 7, 8)
 
 
@@ -161,4 +165,4 @@ def test_what_is_larger_than_a_batch_is_refused(channel: grpc.Channel) -> None:
 def test_many_clients(channel: grpc.Channel) -> None:
     calls = [ask(channel, request("at_once", *range(value, value + 1 + value % 4))) for value in range(300)]
     for value, call in enumerate(calls):
-        assert answer(call.result())[0] == [2 * one for one in range(value, value + 1 + value % 4)]
+        assert answer(call.result())[0] == [2 * index for index in range(value, value + 1 + value % 4)]

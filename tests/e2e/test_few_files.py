@@ -43,10 +43,10 @@ def open_too_many(port: int, kept: ExitStack, greeting: bytes = b"") -> None:
     """Open connections to a port that stay idle, and wait until some have been closed."""
     closed = select.poll()
     for _ in range(FILES):
-        one = kept.enter_context(socket.create_connection(("127.0.0.1", port), SECONDS))
+        connection = kept.enter_context(socket.create_connection(("127.0.0.1", port), SECONDS))
         with suppress(ConnectionError):
-            one.sendall(greeting)
-        closed.register(one, select.POLLRDHUP)
+            connection.sendall(greeting)
+        closed.register(connection, select.POLLRDHUP)
     assert closed.poll(1000 * SECONDS), f"{FILES} connections were taken"
 
 

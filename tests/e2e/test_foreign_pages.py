@@ -79,7 +79,11 @@ async def attack(here: ChangingServer, host: str) -> tuple[list[str], dict[str, 
     try:
         async with visiting() as visitor:
             await visitor.page.goto(address)
-            changes = [[one.verb, one.path, one.body.decode()] for one in here.changes if one.verb != "HEAD"]
+            changes = [
+                [change.verb, change.path, change.body.decode()]
+                for change in here.changes
+                if change.verb != "HEAD"
+            ]
             ended = await visitor.page.evaluate(ATTACK, [here.url, changes])
             return ended, await visitor.page.evaluate("({origin: location.origin})")
     finally:

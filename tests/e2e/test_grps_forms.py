@@ -53,10 +53,10 @@ async def test_the_model_becomes_another(tmp_path: Path, model: str) -> None:
         Server([tmp_path], config) as server,
         grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel,
     ):
-        assert await sums(channel, model) == [[one + 1 for one in pair] for pair in PAIRS]
+        assert await sums(channel, model) == [[value + 1 for value in pair] for pair in PAIRS]
         write(name="b", datatype="FP32", plus=10)
         await server.dataplane.load_model(EVERYTHING, "m")
-        assert await sums(channel, model) == [[one + 10 for one in pair] for pair in PAIRS]
+        assert await sums(channel, model) == [[value + 10 for value in pair] for pair in PAIRS]
         write(name="c", datatype="FP64", plus=1)
         await server.dataplane.load_model(EVERYTHING, "m")
         refused = "input 'c' of model 'm' expects DT_FLOAT64 (FP64), got DT_FLOAT32 (FP32)"
@@ -65,7 +65,7 @@ async def test_the_model_becomes_another(tmp_path: Path, model: str) -> None:
         assert all(isinstance(answer, str) for answer in await sums(channel, model))
         write(name="d", datatype="FP32", plus=2)
         await server.dataplane.load_model(EVERYTHING, "m")
-        assert await sums(channel, model) == [[one + 2 for one in pair] for pair in PAIRS]
+        assert await sums(channel, model) == [[value + 2 for value in pair] for pair in PAIRS]
         # Calls of other tasks, with other numbers, get their own.
         answers = await asyncio.gather(*[sums(channel, model) for _ in range(8)])
-        assert answers == [[[one + 2 for one in pair] for pair in PAIRS]] * 8
+        assert answers == [[[value + 2 for value in pair] for pair in PAIRS]] * 8

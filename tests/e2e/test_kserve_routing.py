@@ -64,7 +64,7 @@ async def reflection(clients: Through) -> bool:
         iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=SECONDS
     )
     answer = await anext(aiter(call))
-    return "inference.GRPCInferenceService" in {one.name for one in answer.list_services_response.service}
+    return "inference.GRPCInferenceService" in {service.name for service in answer.list_services_response.service}
 
 
 async def infers(interface: Any, clients: Through) -> bool:

@@ -90,8 +90,8 @@ def break_model(folder: Path) -> str:
 
 
 def test_a_model_that_comes_is_replaced_fails_and_goes(tmp_path: Path, clients: Clients, m: Everywhere) -> None:
-    one = expect_a_first_load(tmp_path, clients, m)
-    expect_a_swap(one, tmp_path / "m", clients, m)
+    first_load = expect_a_first_load(tmp_path, clients, m)
+    expect_a_swap(first_load, tmp_path / "m", clients, m)
     expect_failures_and_an_unload(tmp_path / "m", clients, m)
     m.close()
     up, down = "SERVING", "NOT_SERVING"
@@ -104,32 +104,32 @@ def expect_a_first_load(tmp_path: Path, clients: Clients, m: Everywhere) -> Gate
     m.expect(NEVER_LOADED)
     first = clients.load("blocker")
     blocker.wait_until_it_waits("load")
-    one = Gate(folder / "1")
+    gate = Gate(folder / "1")
     loading = clients.load("m")
     m.until(1, START)
     m.expect(Story({1: START}, server=False))
     blocker.open("load")
-    one.wait_until_it_waits("load")
+    gate.wait_until_it_waits("load")
     assert first.result(SECONDS) is OK
     m.expect(Story({1: LOADING}))
-    one.open("load")
+    gate.open("load")
     assert loading.result(SECONDS) is OK
     m.expect(Story({1: READY}))
-    return one
+    return gate
 
 
-def expect_a_swap(one: Gate, folder: Path, clients: Clients, m: Everywhere) -> None:
+def expect_a_swap(gate: Gate, folder: Path, clients: Clients, m: Everywhere) -> None:
     """While a call holds the version that goes."""
     two = Gate(folder / "2")
     loading = clients.load("m")
     two.wait_until_it_waits("load")
     m.expect(Story({1: READY, 2: LOADING}))
     held = clients.ask("m", 11)
-    one.wait_until_it_waits(11)
+    gate.wait_until_it_waits(11)
     two.open("load")
     assert loading.result(SECONDS) is OK
     m.expect(Story({1: UNLOADING, 2: READY}))
-    one.open(11)
+    gate.open(11)
     assert held.result(SECONDS) == 11
     m.until(1, REPLACED)
     m.expect(Story({1: REPLACED, 2: READY}))
@@ -175,12 +175,12 @@ def test_a_first_load_that_fails(tmp_path: Path, clients: Clients, m: Everywhere
 
 
 def test_a_load_that_is_taken_back(tmp_path: Path, clients: Clients, m: Everywhere) -> None:
-    one = Gate(tmp_path / "m" / "1")
+    gate = Gate(tmp_path / "m" / "1")
     loading = clients.load("m")
-    one.wait_until_it_waits("load")
+    gate.wait_until_it_waits("load")
     clients.unload("m")
     m.expect(Story({1: State.TAKEN_BACK}))
-    one.open("load")
+    gate.open("load")
     assert loading.result(SECONDS) is grpc.StatusCode.UNAVAILABLE
     m.until(1, UNLOADED)
     m.expect(Story({1: UNLOADED}))

@@ -48,8 +48,8 @@ def missing_node() -> str:
 def server() -> Iterator[ServerProcess]:
     with ServerProcess(
         *map(str, (DEMO / "half_plus_two", DEMO / "image_classifier", DEMO / "token_stream"))
-    ) as one:
-        yield one
+    ) as process:
+        yield process
 
 
 @pytest.fixture

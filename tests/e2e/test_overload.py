@@ -34,7 +34,11 @@ def metric(server: Live, name: str, **labels: str) -> float:
     """A reading of the only model's."""
     (version,) = server.server.manager.registry.versions()
     assert version.servable is not None
-    values = [one.value for one in version.servable.readings() if (one.name, dict(one.labels)) == (name, labels)]
+    values = [
+        reading.value
+        for reading in version.servable.readings()
+        if (reading.name, dict(reading.labels)) == (name, labels)
+    ]
     (value,) = values
     return value
 

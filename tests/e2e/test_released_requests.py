@@ -49,7 +49,7 @@ class LoadLock:
 def held() -> int:
     """Calls that are in memory."""
     gc.collect()
-    return sum(type(one) is Call for one in gc.get_objects())
+    return sum(type(tracked) is Call for tracked in gc.get_objects())
 
 
 async def ends_well(server: Live, model: LoadLock) -> None:

@@ -398,7 +398,7 @@ def test_a_recorded_file_warms_up_a_model_of_another_kind(records_by_interface: 
     pytest.importorskip("onnxruntime")
     helper, kind = onnx.helper, onnx.TensorProto.FLOAT
     for name in ("x", "z"):
-        info = [helper.make_tensor_value_info(one, kind, ["n"]) for one in (name, "y")]
+        info = [helper.make_tensor_value_info(tensor_name, kind, ["n"]) for tensor_name in (name, "y")]
         two = helper.make_tensor("two", kind, [], [2.0])
         graph = helper.make_graph(
             [helper.make_node("Div", [name, "two"], ["y"])], "half", info[:1], info[1:], [two]

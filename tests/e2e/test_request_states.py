@@ -27,23 +27,23 @@ HURRY = 0.15
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def served() -> AsyncIterator[Served]:
     """The server of everything but the deadlines of HTTP, and the ends."""
-    async with serving(MODELS) as one:
-        yield one
+    async with serving(MODELS) as server:
+        yield server
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def hurried() -> AsyncIterator[Served]:
     """A server where no request takes longer than `HURRY`."""
-    async with serving(MODELS, default_timeout=HURRY) as one:
-        yield one
+    async with serving(MODELS, default_timeout=HURRY) as server:
+        yield server
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pool(served: Served) -> Pool:
     """What `asyncio.to_thread` uses, for everything on this loop."""
-    one = Pool()
-    asyncio.get_running_loop().set_default_executor(one)
-    return one
+    server = Pool()
+    asyncio.get_running_loop().set_default_executor(server)
+    return server
 
 
 @pytest.mark.parametrize("case", of("ok", "cancel", "error"))

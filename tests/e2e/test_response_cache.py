@@ -51,7 +51,7 @@ def readings(server: Live) -> dict[str, float]:
     """What the cache counts of the only version."""
     (version,) = server.server.manager.registry.versions()
     assert version.servable is not None
-    values = {one.name: one.value for one in version.servable.readings()}
+    values = {reading.name: reading.value for reading in version.servable.readings()}
     return {name.removeprefix("response_cache_"): values[name] for name in values if "cache" in name}
 
 

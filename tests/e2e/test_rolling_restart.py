@@ -81,7 +81,7 @@ def chart() -> Callable[..., Any]:
             check=False,
         )
         assert done.returncode == 0, done.stderr
-        (deployment,) = [one for one in json.loads(done.stdout) if one["kind"] == "Deployment"]
+        (deployment,) = [document for document in json.loads(done.stdout) if document["kind"] == "Deployment"]
         return deployment["spec"]["template"]["spec"]
 
     return render

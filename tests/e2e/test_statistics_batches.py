@@ -108,7 +108,7 @@ async def test_batches_on_the_loop() -> None:
 
 async def test_batches_that_come_as_lists() -> None:
     def infer_batch(inputs: list[Arrays], _: list[Call]) -> list[Any]:
-        return [ValueError("below zero") if one["x"][0] < 0 else twice(one) for one in inputs]
+        return [ValueError("below zero") if tensor["x"][0] < 0 else twice(tensor) for tensor in inputs]
 
     full = triglot.DynamicBatching(preferred_sizes=[4], max_queue_delay=SECONDS)
     model = Function(twice, max_batch_size=4, dynamic_batching=full, infer_batch=infer_batch)

@@ -37,10 +37,10 @@ def ports(tensorflow: Path, models: Path, tmp_path_factory: pytest.TempPathFacto
 
 def test_requests_of_both_interfaces_are_executed_together(ports: tuple[int, int]) -> None:
     with grpc_channel(ports[0]) as channel, ThreadPoolExecutor(3) as pool:
-        one = pool.submit(predict, channel, predict_request("m", [1.0, 2.0]))
+        first = pool.submit(predict, channel, predict_request("m", [1.0, 2.0]))
         other = pool.submit(predict, channel, predict_request("m", [3.0]))
         rest = pool.submit(Rest(ports[1]).post, "/v1/models/m:predict", {"instances": [4.0, 5.0, 6.0]})
-        assert list(one.result(SECONDS).outputs["y"].float_val) == [2.5, 3.0]
+        assert list(first.result(SECONDS).outputs["y"].float_val) == [2.5, 3.0]
         assert list(other.result(SECONDS).outputs["y"].float_val) == [3.5]
         assert rest.result(SECONDS) == (200, {"predictions": [4.0, 4.5, 5.0]})
 

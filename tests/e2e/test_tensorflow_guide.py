@@ -171,8 +171,8 @@ def test_the_tags_of_the_graph(models: Path, tensorflow: Path, tmp_path: Path) -
     flags = (f"--model_base_path={tmp_path / MODEL}", f"--model_name={MODEL}")
     with Triglot(
         *flags, "--saved_model_tags=train", command="tfserving", environment=QUICK, python=tensorflow
-    ) as one:
-        answer = Rest(one.ports()[1]).post(f"/v1/models/{MODEL}:predict", {"instances": [1.0]})
+    ) as server:
+        answer = Rest(server.ports()[1]).post(f"/v1/models/{MODEL}:predict", {"instances": [1.0]})
         assert answer == (200, {"predictions": [2.5]})
     with Triglot(*flags, command="tfserving", environment=QUICK, python=tensorflow) as other:
         assert other.wait() == 1

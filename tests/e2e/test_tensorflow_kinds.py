@@ -68,7 +68,7 @@ def ask_v2(rest: Rest, signature: str, *outputs: str, model: str = "kinds") -> t
     body = {"inputs": [tensor], "parameters": {"signature_name": signature}, **asked}
     status, answer = rest.post(f"/v2/models/{model}/infer", body)
     if status == 200:
-        return status, {one["name"]: one["data"] for one in answer["outputs"]}
+        return status, {tensor["name"]: tensor["data"] for tensor in answer["outputs"]}
     return status, answer["error"].removeprefix("[request id: <id_unknown>] ")
 
 

@@ -130,7 +130,7 @@ def test_its_first_questions_over_grpc(model: str, server: ServerProcess) -> Non
         request = getattr(pb, f"{kind}SharedMemoryUnregisterRequest")()
         ask(server, f"{kind}SharedMemoryUnregister", request, getattr(pb, f"{kind}SharedMemoryUnregisterResponse"))
     stats = ask(server, "ModelStatistics", pb.ModelStatisticsRequest(name=model), pb.ModelStatisticsResponse)
-    assert [(one.name, int(one.version)) for one in stats.model_stats] == [(model, 1)]
+    assert [(stats.name, int(stats.version)) for stats in stats.model_stats] == [(model, 1)]
 
 
 def test_its_first_questions_over_rest(server: ServerProcess) -> None:
@@ -142,8 +142,8 @@ def test_its_first_questions_over_rest(server: ServerProcess) -> None:
     for kind in ("system", "cuda"):
         assert post_empty(server, f"/v2/{kind}sharedmemory/unregister") == 200
     status, stats = web.get("/v2/models/simple/stats")
-    (one,) = stats["model_stats"]
-    assert (status, int(one["version"])) == (200, 1)
+    (model_stats,) = stats["model_stats"]
+    assert (status, int(model_stats["version"])) == (200, 1)
     keys = (
         "success",
         "fail",
@@ -154,10 +154,10 @@ def test_its_first_questions_over_rest(server: ServerProcess) -> None:
         "cache_hit",
         "cache_miss",
     )
-    assert set(one["inference_stats"]) == set(keys)
-    assert all(type(value) is int for each in one["inference_stats"].values() for value in each.values())
-    assert set(one) >= {"name", "last_inference", "inference_count", "execution_count"}
-    assert set(one) >= {"batch_stats", "response_stats", "memory_usage"}
+    assert set(model_stats["inference_stats"]) == set(keys)
+    assert all(type(value) is int for each in model_stats["inference_stats"].values() for value in each.values())
+    assert set(model_stats) >= {"name", "last_inference", "inference_count", "execution_count"}
+    assert set(model_stats) >= {"batch_stats", "response_stats", "memory_usage"}
 
 
 def post_empty(server: ServerProcess, path: str) -> int:
@@ -175,11 +175,11 @@ def test_its_window_sees_what_has_happened(server: ServerProcess) -> None:
     web = rest(server)
 
     def counts() -> tuple[int, ...]:
-        (one,) = web.get("/v2/models/simple/stats")[1]["model_stats"]
-        inference = one["inference_stats"]
+        (stats,) = web.get("/v2/models/simple/stats")[1]["model_stats"]
+        inference = stats["inference_stats"]
         return (
-            one["inference_count"],
-            one["execution_count"],
+            stats["inference_count"],
+            stats["execution_count"],
             *(inference[name]["count"] for name in ("success", "queue", "compute_infer")),
         )
 

@@ -123,7 +123,7 @@ async def test_with_the_keyboard_only(caller: Caller) -> None:
 async def test_a_call_that_is_cancelled_leaves_the_model(server: triglot.Server, caller: Caller) -> None:
     await caller.choose("waits")
     await caller.page.get_by_role("button", name="Run").click()
-    (waits,) = [one for one in server.manager.registry.versions() if one.files.name == "waits"]
+    (waits,) = [version for version in server.manager.registry.versions() if version.files.name == "waits"]
 
     servable = waits.servable
     assert servable is not None
@@ -146,7 +146,7 @@ async def test_answers_of_a_stream_are_shown_as_they_come(caller: Caller, tmp_pa
     gate.touch()
     await expect(caller.outputs).to_have_count(3)
     await expect(caller.status).to_have_text(re.compile("^3 answers in "))
-    values = [await one.inner_text() for one in await caller.outputs.locator("pre").all()]
+    values = [await element.inner_text() for element in await caller.outputs.locator("pre").all()]
     assert values == ["[0]", "[1]", "[2]"]
 
 
@@ -171,11 +171,11 @@ async def test_a_file_of_bytes(caller: Caller, protocol: str) -> None:
         files.append({"name": "b.txt", "mimeType": "text/plain", "buffer": b"text"})
     await caller.fill("data", files)
     await caller.run()
-    digests = [hashlib.sha256(one["buffer"]).hexdigest() for one in files]  # type: ignore[arg-type]
+    digests = [hashlib.sha256(file["buffer"]).hexdigest() for file in files]  # type: ignore[arg-type]
     await expect(caller.page.locator("#answer pre").first).to_contain_text(digests[-1])
     if protocol != "grps":
         ((_, values),) = (await caller.answer()).values()
-        assert values == "[" + ", ".join(f'"{one}"' for one in digests) + "]"
+        assert values == "[" + ", ".join(f'"{digest}"' for digest in digests) + "]"
 
 
 @pytest.mark.parametrize("protocol", ["KServe V2", "TF Serving", "grps"])
@@ -299,7 +299,9 @@ async def test_errors_are_shown_as_the_server_sent_them(caller: Caller) -> None:
         assert "touch pwned" in await (await sent.value).text()
     assert await caller.page.locator("img").count() == 0
     # The browser says it, too.
-    caller.complaints = [one for one in caller.complaints if "Failed to load resource" not in one]
+    caller.complaints = [
+        complaint for complaint in caller.complaints if "Failed to load resource" not in complaint
+    ]
     await caller.choose("half", "KServe V2")
     for text, problem in (
         ("[1,", "invalid JSON: "),
@@ -369,7 +371,9 @@ async def test_a_model_is_loaded_and_unloaded(tmp_path: Path) -> None:
         assert await page.locator("#control-error").text_content() == await (await sent.value).text()
         await expect(page.locator("#versions tbody")).to_contain_text("touch pwned")
         assert await page.locator("img").count() == 0
-        caller.complaints = [one for one in caller.complaints if "Failed to load resource" not in one]
+        caller.complaints = [
+            complaint for complaint in caller.complaints if "Failed to load resource" not in complaint
+        ]
 
 
 async def test_without_explicit_control_nothing_is_loaded(caller: Caller) -> None:

@@ -87,14 +87,14 @@ async def test_snippets_of_a_reader_with_a_token(tmp_path: Path) -> None:
     needs_grpcurl()
     file = tmp_path / "access.toml"
     write(file, client("reader", ["secret-of-reader"], ["infer", "inspect"]))
-    cases = [one for one in CASES if one.model in ("half", "fp16", "steps")]
+    cases = [case for case in CASES if case.model in ("half", "fp16", "steps")]
     variables = {"TRIGLOT_TOKEN": "secret-of-reader"}
     async with (
         served(tmp_path / "models", access=str(file)) as server,
         calling(server, "secret-of-reader") as caller,
     ):
         # The lines that the server prints are the same.
-        models = [one for one in server.metadata() if one.name == "half"]
+        models = [model for model in server.metadata() if model.name == "half"]
         lines = hint_lines(models, server.config, server.grpc_port, server.rest_port)
         await caller.choose("half", "KServe V2")
         snippets = await caller.snippets()
@@ -114,7 +114,7 @@ def with_files(folder: Path) -> Path:
 
 
 def names_in(folder: Path) -> list[str]:
-    return sorted(one.name for one in folder.iterdir())
+    return sorted(path.name for path in folder.iterdir())
 
 
 async def check_snippets(caller: Caller, cases: Sequence[Case], folder: Path, **variables: str) -> None:
@@ -147,7 +147,7 @@ async def check_snippets(caller: Caller, cases: Sequence[Case], folder: Path, **
 async def fill_in(caller: Caller, case: Case, protocol: str, folder: Path) -> None:
     await caller.choose(case.model, protocol, version=case.version, signature=case.signature)
     for name, (kind, value) in case.inputs.items():
-        sent = value if isinstance(value, str) else [folder / one for one in value]
+        sent = value if isinstance(value, str) else [folder / name for name in value]
         await caller.fill(name, sent, kind)
     if case.inputs:
         await expect(caller.page.locator("#inputs .problem").first).to_be_hidden()
@@ -156,7 +156,10 @@ async def fill_in(caller: Caller, case: Case, protocol: str, folder: Path) -> No
 def as_lists(expected: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
     """The elements in a row, texts as such."""
     return {
-        name: [one.decode() if isinstance(one, bytes) else one for one in np.array(values, object).ravel()]
+        name: [
+            element.decode() if isinstance(element, bytes) else element
+            for element in np.array(values, object).ravel()
+        ]
         for name, values in expected.items()
     }
 
@@ -178,17 +181,19 @@ def values_of(printed: str) -> dict[str, list[Any]]:
 
 def outputs_in(document: Any) -> list[tuple[str, list[Any]]]:
     if "gtensors" in document:
-        return [(one["name"], list_in(one, "flat")) for one in document["gtensors"]["tensors"]]
+        return [(tensor["name"], list_in(tensor, "flat")) for tensor in document["gtensors"]["tensors"]]
     if "binData" in document:
         return [("hex", [base64.b64decode(document["binData"]).decode()])]
     outputs = document.get("outputs", [])
     if raw := document.get("rawOutputContents"):
         pairs = zip(outputs, raw, strict=True)
-        return [(one["name"], elements(base64.b64decode(data), one["datatype"])) for one, data in pairs]
-    if isinstance(outputs, dict) and all(isinstance(one, dict) and "dtype" in one for one in outputs.values()):
-        return [(name, list_in(one, "Val")) for name, one in outputs.items()]
-    if isinstance(outputs, list) and all(isinstance(one, dict) and "datatype" in one for one in outputs):
-        return [(one["name"], np.array(one["data"], object).ravel().tolist()) for one in outputs]
+        return [(pair["name"], elements(base64.b64decode(data), pair["datatype"])) for pair, data in pairs]
+    if isinstance(outputs, dict) and all(
+        isinstance(output, dict) and "dtype" in output for output in outputs.values()
+    ):
+        return [(name, list_in(output, "Val")) for name, output in outputs.items()]
+    if isinstance(outputs, list) and all(isinstance(output, dict) and "datatype" in output for output in outputs):
+        return [(output["name"], np.array(output["data"], object).ravel().tolist()) for output in outputs]
     # TensorFlow Serving's REST has no name for the only output.
     named = outputs if isinstance(outputs, dict) else {only_name(outputs): outputs}
     return [(name, np.array(values, object).ravel().tolist()) for name, values in named.items()]
@@ -205,8 +210,8 @@ def list_in(tensor: Mapping[str, Any], word: str) -> list[Any]:
     """Of the field with the elements; int64 are texts there, bytes in base64."""
     ((key, values),) = [(key, value) for key, value in tensor.items() if word in key]
     if key == "stringVal":
-        return [base64.b64decode(one).decode() for one in values]
-    return [int(one) if "64" in key and isinstance(one, str) else one for one in values]
+        return [base64.b64decode(value).decode() for value in values]
+    return [int(value) if "64" in key and isinstance(value, str) else value for value in values]
 
 
 def elements(data: bytes, datatype: str) -> list[Any]:
@@ -215,7 +220,7 @@ def elements(data: bytes, datatype: str) -> list[Any]:
         while at < len(data):
             at += 4 + int.from_bytes(data[at : at + 4], "little")
             count += 1
-        return [one.decode() for one in unpack_bytes(data, count)]
+        return [element.decode() for element in unpack_bytes(data, count)]
     values: list[Any] = np.frombuffer(data, DATATYPES[datatype].dtype).tolist()
     return values
 
@@ -232,7 +237,7 @@ def check_printed(printed: str, case: Case, *, named: bool, text: str) -> None:
     for name, values in case.expected.items():
         head = f"{name} " if named else ""
         is_stream = case.model == "steps"
-        for value in [[one] for one in values] if is_stream else [values]:
+        for value in [[value] for value in values] if is_stream else [values]:
             is_bytes = isinstance(value[0], bytes)
             shown = f"{head}{np.array(value, object if is_bytes else None)}"
             assert squeezed(shown) in squeezed(printed), (text, shown, printed)
@@ -245,7 +250,7 @@ def squeezed(text: str) -> str:
 
 async def test_the_first_calls_are_those_that_the_start_prints(tmp_path: Path) -> None:
     async with served(tmp_path) as server, calling(server) as caller:
-        models = [one for one in server.metadata() if one.name == "half"]
+        models = [model for model in server.metadata() if model.name == "half"]
         lines = hint_lines(models, server.config, server.grpc_port, server.rest_port)
         curls = [line for line in lines if line.startswith("curl ")]
         assert len(curls) == 3

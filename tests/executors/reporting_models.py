@@ -161,7 +161,9 @@ class Reporting:
 
     def readings(self) -> Mapping[str, float]:
         """What the model counts."""
-        return {" ".join([one.name, *one.labels.values()]): one.value for one in self.model.readings()}
+        return {
+            " ".join([reading.name, *reading.labels.values()]): reading.value for reading in self.model.readings()
+        }
 
 
 class Kept:
@@ -207,13 +209,13 @@ async def reporting(
         model = await asyncio.to_thread(KEPT[0].load, folder, infer, more)
     else:
         model = await asyncio.to_thread(load, write_reporting(folder, infer, more), config, policy)
-    one = Reporting(model, folder)
+    served = Reporting(model, folder)
     try:
-        yield one
+        yield served
     finally:
-        await one.servable.close()
+        await served.servable.close()
         if not KEPT:
-            await until(lambda: not one.servable.alive and not model._pool._slots)
+            await until(lambda: not served.servable.alive and not model._pool._slots)
 
 
 def children() -> list[str]:

@@ -22,7 +22,7 @@ class Lists(Scripted):
     dynamic_batching = DynamicBatching()
 
     def infer_batch(self, inputs: Sequence[Inputs], calls: Sequence[Call]) -> list[Any]:
-        return [{"y": one["x"]} for one in inputs]
+        return [{"y": tensor["x"]} for tensor in inputs]
 
 
 def declaring(name: str, value: Any) -> Scripted:

@@ -97,10 +97,10 @@ async def test_nothing_is_left_of_servables() -> None:
         return len(list(Path("/proc/self/fd").iterdir()))
 
     async def serve() -> Servable:
-        one = servable(Scripted(instances=3))
-        await asyncio.gather(*(direct_infer(one, number(value), Call()) for value in range(9)))
-        await one.close()
-        return one
+        served = servable(Scripted(instances=3))
+        await asyncio.gather(*(direct_infer(served, number(value), Call()) for value in range(9)))
+        await served.close()
+        return served
 
     await serve()
     at_first = files()

@@ -34,7 +34,7 @@ def watched(infer: Any) -> Servable:
 
 def holds(here: Servable) -> float:
     """How often its code has held the loop."""
-    (value,) = [one.value for one in here.readings() if one.name == "event_loop_holds"]
+    (value,) = [reading.value for reading in here.readings() if reading.name == "event_loop_holds"]
     return value
 
 
@@ -146,7 +146,7 @@ async def test_without_a_limit_nothing_is_said(caplog: pytest.LogCaptureFixture)
 async def test_what_runs_on_threads_has_no_such_metric() -> None:
     here = watched(block)
     await direct_infer(here, number(1), Call())
-    assert "event_loop_holds" not in [one.name for one in here.readings()]
+    assert "event_loop_holds" not in [reading.name for reading in here.readings()]
     await here.close()
 
 
@@ -234,7 +234,7 @@ async def test_an_error_keeps_nothing_alive_once_it_is_gone() -> None:
             with pytest.raises(type(error)) as caught:
                 steps.throw(error)
             del steps, error, caught, future
-        assert [one() for one in gone] == [None, None]
+        assert [reference() for reference in gone] == [None, None]
     finally:
         gc.enable()
 

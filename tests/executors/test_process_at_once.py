@@ -27,18 +27,18 @@ from waiting import until
 
 
 async def test_async_code_runs_many_calls_at_once(tmp_path: Path) -> None:
-    async with reporting(tmp_path, ON_LOOP) as one:
+    async with reporting(tmp_path, ON_LOOP) as served:
         arrives = "(folder / f'in-{int(inputs[\"n\"])}').touch()\n"
         waits = "while len(list(folder.glob('in-*'))) < 50: await asyncio.sleep(0.005)\nreturn os.getpid()"
-        pids = await asyncio.gather(*(one.say(arrives + waits, n=number) for number in range(50)))
+        pids = await asyncio.gather(*(served.say(arrives + waits, n=number) for number in range(50)))
         assert len(set(pids)) == 1
 
 
 async def test_streams_run_at_once_and_a_slow_reader_holds_nobody_up(tmp_path: Path) -> None:
-    async with reporting(tmp_path, STREAM_ON_LOOP) as one:
-        slow = direct_stream(one.servable, code("np.zeros(50_000)[0]", count=1000), Call())
+    async with reporting(tmp_path, STREAM_ON_LOOP) as served:
+        slow = direct_stream(served.servable, code("np.zeros(50_000)[0]", count=1000), Call())
         assert int((await anext(slow))["number"]) == 0
-        others = [direct_stream(one.servable, code("1", count=20), Call()) for _ in range(20)]
+        others = [direct_stream(served.servable, code("1", count=20), Call()) for _ in range(20)]
         firsts = await asyncio.gather(*(anext(other) for other in others))
         assert {int(answer["number"]) for answer in firsts} == {0}
 
@@ -51,10 +51,10 @@ async def test_streams_run_at_once_and_a_slow_reader_holds_nobody_up(tmp_path: P
 
 
 async def test_calls_go_to_the_process_that_has_the_fewest(tmp_path: Path) -> None:
-    async with reporting(tmp_path, ON_LOOP, more="\nReporting.instances = 3\n") as one:
+    async with reporting(tmp_path, ON_LOOP, more="\nReporting.instances = 3\n") as served:
         arrives = "(folder / f'in-{int(inputs[\"n\"])}').touch()\n"
         waits = "while len(list(folder.glob('in-*'))) < 9: await asyncio.sleep(0.005)\nreturn os.getpid()"
-        pids = await asyncio.gather(*(one.say(arrives + waits, n=number) for number in range(9)))
+        pids = await asyncio.gather(*(served.say(arrives + waits, n=number) for number in range(9)))
         assert sorted(pids.count(pid) for pid in set(pids)) == [3, 3, 3]
 
 
@@ -65,94 +65,94 @@ async def test_a_call_that_ends_its_process_before_the_server_knows_it_as_sent_r
 
     def returns_when_all_is_over(self: Channel, kind: Kind, **more: Any) -> None:
         # Some that read may be over by the time that this is sent.
-        readers = [one for one in threading.enumerate() if one.name == "reporting reads"]
+        readers = [thread for thread in threading.enumerate() if thread.name == "reporting reads"]
         send(self, kind, **more)
         if kind is Kind.CALL:
             readers[0].join()
 
-    async with reporting(tmp_path, ON_LOOP, more="\nReporting.instances = 2\n") as one:
+    async with reporting(tmp_path, ON_LOOP, more="\nReporting.instances = 2\n") as served:
         monkeypatch.setattr(Channel, "send", returns_when_all_is_over)
         with pytest.raises(Unavailable, match="the process that ran the request exited with status 7"):
-            await one.run("os._exit(7)")
-        assert one.readings()["processes_lost ended"] == 1
+            await served.run("os._exit(7)")
+        assert served.readings()["processes_lost ended"] == 1
 
 
 async def test_all_calls_end_with_their_process(tmp_path: Path) -> None:
-    async with reporting(tmp_path, ON_LOOP) as one:
+    async with reporting(tmp_path, ON_LOOP) as served:
         waits = "(folder / f'in-{int(inputs[\"n\"])}').touch()\nawait asyncio.sleep(600)"
-        running = [asyncio.ensure_future(one.say(waits, n=number)) for number in range(5)]
-        await one.entered("in", 5)
+        running = [asyncio.ensure_future(served.say(waits, n=number)) for number in range(5)]
+        await served.entered("in", 5)
         with pytest.raises(Unavailable, match=r"exited with status 7|ended on node"):
-            await one.run("os._exit(7)")
+            await served.run("os._exit(7)")
         for call in await asyncio.gather(*running, return_exceptions=True):
             assert isinstance(call, Unavailable)
-        assert await one.say("return 'next'") == "next"
+        assert await served.say("return 'next'") == "next"
         wanted = {
             "processes": 1,
             "processes_wanted": 1,
             "processes_lost ended": 1,
             "processes_lost hung": 0,
         }
-        assert one.readings().items() >= wanted.items()
+        assert served.readings().items() >= wanted.items()
 
 
 async def test_a_call_that_leaves_leaves_the_others(tmp_path: Path) -> None:
-    async with reporting(tmp_path, ON_LOOP) as one:
+    async with reporting(tmp_path, ON_LOOP) as served:
         text = (
             "(folder / f'in-{int(inputs[\"n\"])}').touch()\n"
             "while not (folder / 'go').exists(): await asyncio.sleep(0.005)\n"
             "return 'went'"
         )
-        running = [asyncio.ensure_future(one.say(text, n=number)) for number in range(3)]
-        await one.entered("in", 3)
+        running = [asyncio.ensure_future(served.say(text, n=number)) for number in range(3)]
+        await served.entered("in", 3)
         running[1].cancel()
         with pytest.raises(asyncio.CancelledError):
             await running[1]
-        await one.entered("ended")
+        await served.entered("ended")
         (tmp_path / "go").touch()
         assert [await running[0], await running[2]] == ["went", "went"]
 
 
 async def test_a_call_ends_at_its_deadline_wherever_it_is(tmp_path: Path) -> None:
-    async with reporting(tmp_path, ON_LOOP) as one:
+    async with reporting(tmp_path, ON_LOOP) as served:
         call = Call()
         call.limit(2.0, "the test")
         with pytest.raises(ServingError) as caught:
-            await one.say("await asyncio.sleep(600)", call)
+            await served.say("await asyncio.sleep(600)", call)
         assert caught.value.code is Code.DEADLINE_EXCEEDED
-        await one.entered("ended")
-        assert await one.say("return 'next'") == "next"
+        await served.entered("ended")
+        assert await served.say("return 'next'") == "next"
 
 
 async def test_calls_that_go_on_though_nobody_waits_are_counted(tmp_path: Path) -> None:
-    async with reporting(tmp_path, ON_LOOP, more="\n    max_queue_size = 3\n") as one:
-        while one.model.orphaned < 3:  # One that is too late before it is sent goes on nowhere.
+    async with reporting(tmp_path, ON_LOOP, more="\n    max_queue_size = 3\n") as served:
+        while served.model.orphaned < 3:  # One that is too late before it is sent goes on nowhere.
             call = Call()
             call.limit(0.05, "the test")
             with pytest.raises(ServingError) as caught:
-                await one.say("while not (folder / 'go').exists(): time.sleep(0.005)", call)
+                await served.say("while not (folder / 'go').exists(): time.sleep(0.005)", call)
             assert caught.value.code is Code.DEADLINE_EXCEEDED
         with (
-            one.servable,
+            served.servable,
             pytest.raises(QueueFull, match="3 requests are running, the most that max_queue_size allows"),
         ):
-            await one.say("return 'next'")
+            await served.say("return 'next'")
         (tmp_path / "go").touch()
-        await until(lambda: one.model.orphaned == 0)
-        assert await one.say("return 'next'") == "next"
+        await until(lambda: served.model.orphaned == 0)
+        assert await served.say("return 'next'") == "next"
 
 
 async def test_async_code_that_blocks_holds_no_caller_beyond_its_deadline(tmp_path: Path) -> None:
-    async with reporting(tmp_path, ON_LOOP) as one:
+    async with reporting(tmp_path, ON_LOOP) as served:
         call = Call()
         call.limit(2.0, "the test")
         text = "while not (folder / 'go').exists(): time.sleep(0.005)\nreturn 'went'"
         with pytest.raises(ServingError) as caught:
-            await one.say(text, call)
+            await served.say(text, call)
         assert caught.value.code is Code.DEADLINE_EXCEEDED
         (tmp_path / "go").touch()
-        assert await one.say("return 'next'") == "next"
-        assert one.readings() == {
+        assert await served.say("return 'next'") == "next"
+        assert served.readings() == {
             "processes": 1,
             "processes_wanted": 1,
             "processes_lost ended": 0,
@@ -201,15 +201,17 @@ class Other:
 
 
 async def test_one_call_asks_several_models_at_once(tmp_path: Path) -> None:
-    async with reporting(tmp_path, ON_LOOP) as one:
+    async with reporting(tmp_path, ON_LOOP) as served:
         call, other = Call(), Other(5, tmp_path)
         call.reach = other
         asks = "answers = await asyncio.gather(*(call.infer('other', {'x': np.zeros(9_000)}) for _ in range(5)))\n"
-        assert await one.say(f"{asks}return [int(answer['y']) for answer in answers]", call) == "[5, 5, 5, 5, 5]"
+        assert (
+            await served.say(f"{asks}return [int(answer['y']) for answer in answers]", call) == "[5, 5, 5, 5, 5]"
+        )
 
 
 async def test_what_async_code_does_not_wait_for_is_cancelled(tmp_path: Path) -> None:
-    async with reporting(tmp_path, ON_LOOP) as one:
+    async with reporting(tmp_path, ON_LOOP) as served:
         call, other = Call(), Other(100, tmp_path)
         call.reach = other
         text = """
@@ -224,14 +226,14 @@ answers = call.infer_stream('other', {})
 first = await anext(answers)
 await leave(anext(answers), 'stream')
 return int(first['y'])"""
-        assert await one.say(text, call) == "0"
+        assert await served.say(text, call) == "0"
         async with asyncio.timeout(SECONDS):
             await other.cancelled.wait()
             await other.closed.wait()
 
 
 async def test_a_question_that_is_taken_back_at_once_is_forgotten(tmp_path: Path) -> None:
-    async with reporting(tmp_path, ON_LOOP) as one:
+    async with reporting(tmp_path, ON_LOOP) as served:
         call, other = Call(), Other(100, tmp_path)
         call.reach = other
         text = """
@@ -240,14 +242,14 @@ await asyncio.sleep(0)
 task.cancel()
 await asyncio.wait([task])
 return task.cancelled()"""
-        assert await one.say(text, call) == "True"
-        (process,) = one.model._pool.ready()
+        assert await served.say(text, call) == "True"
+        (process,) = served.model._pool.ready()
         await until(lambda: not process.calls._questions)
-        assert await one.say("return 'next'") == "next"
+        assert await served.say("return 'next'") == "next"
 
 
 async def test_a_thread_that_waits_for_another_model_is_refused_when_its_call_ends(tmp_path: Path) -> None:
-    async with reporting(tmp_path) as one:
+    async with reporting(tmp_path) as served:
         call, other = Call(), Other(100, tmp_path)
         call.reach = other
         text = """
@@ -259,19 +261,19 @@ def ask(call, folder):
 threading.Thread(target=ask, args=(call, folder)).start()
 while not (folder / 'answer').exists():
     time.sleep(0.005)"""
-        await one.run(text, call)
-        await one.entered("refused")
+        await served.run(text, call)
+        await served.entered("refused")
 
 
 async def test_threads_of_async_code_reach_others_too(tmp_path: Path) -> None:
-    async with reporting(tmp_path, ON_LOOP) as one:
+    async with reporting(tmp_path, ON_LOOP) as served:
         call, other = Call(), Other(3, tmp_path)
         call.reach = other
         text = """
 def ask():
     return int(call.infer('other', {})['y']), int(next(call.infer_stream('other', {}))['y'])
 return await asyncio.gather(*(asyncio.to_thread(ask) for _ in range(3)))"""
-        said = literal_eval(await one.say(text, call))
+        said = literal_eval(await served.say(text, call))
         # The streams of those that are answered first may be open by then.
         assert all(count >= 3 and first == 0 for count, first in said)
         assert len(said) == 3
@@ -279,7 +281,7 @@ return await asyncio.gather(*(asyncio.to_thread(ask) for _ in range(3)))"""
 
 
 async def test_threads_of_plain_code_ask_at_the_same_time(tmp_path: Path) -> None:
-    async with reporting(tmp_path) as one:
+    async with reporting(tmp_path) as served:
         call, other = Call(), Other(3, tmp_path)
         call.reach = other
         text = """
@@ -287,7 +289,7 @@ from concurrent.futures import ThreadPoolExecutor
 with ThreadPoolExecutor(3) as threads:
     asked = [threads.submit(call.infer, "other", {}) for _ in range(3)]
     answer = [int(one.result()["y"]) for one in asked]"""
-        assert await one.say(text, call) == "[3, 3, 3]"
+        assert await served.say(text, call) == "[3, 3, 3]"
 
 
 @pytest.mark.parametrize("kind", [ON_LOOP, PLAIN], ids=["on the loop", "plain"])
@@ -300,13 +302,13 @@ Reporting.outputs = [triglot.TensorSpec("said", "BYTES", [1])]
 Reporting.example = {"code": np.array([b"(folder / f'warm-{os.getpid()}').touch()"], object)}
 Reporting.answer = lambda self, value: {"said": np.array([str(value)])}
 """
-    async with reporting(tmp_path, kind, more=more) as one:
-        await warm_up(one.servable)
-        assert len(one.files("warm")) == 3
+    async with reporting(tmp_path, kind, more=more) as served:
+        await warm_up(served.servable)
+        assert len(served.files("warm")) == 3
         with pytest.raises(Unavailable):
-            await one.run("os._exit(0)", code=np.array([b"os._exit(0)"], object))
-        await until(lambda: one.readings()["processes"] == 3)
-        assert len(one.files("warm")) == 4
+            await served.run("os._exit(0)", code=np.array([b"os._exit(0)"], object))
+        await until(lambda: served.readings()["processes"] == 3)
+        assert len(served.files("warm")) == 4
 
 
 # --- instances that are started ---
@@ -336,18 +338,18 @@ async def test_every_process_is_started_and_so_is_who_takes_its_place(tmp_path: 
         "    assert call.reach(call, triglot.core.call.ModelTask('ready', 'other')) is True"
     )
     more = "\nReporting.instances = 2\n" + STARTS.format(does=does)
-    async with reporting(tmp_path, infer, more=more) as one:
-        await asyncio.to_thread(start, one.model, reach)
-        assert [name.rpartition("-")[2] for name in one.files("started")] == ["reporting", "reporting"]
+    async with reporting(tmp_path, infer, more=more) as served:
+        await asyncio.to_thread(start, served.model, reach)
+        assert [name.rpartition("-")[2] for name in served.files("started")] == ["reporting", "reporting"]
         with pytest.raises(Unavailable):
-            await one.run("os._exit(0)")
-        await until(lambda: one.readings()["processes"] == 2)
-        assert len(one.files("started")) == 3
+            await served.run("os._exit(0)")
+        await until(lambda: served.readings()["processes"] == 2)
+        assert len(served.files("started")) == 3
 
 
 async def test_a_start_that_fails_says_why(tmp_path: Path) -> None:
     for infer in (PLAIN, ON_LOOP):
         folder = tmp_path / str(infer == PLAIN)
-        async with reporting(folder, infer, more=STARTS.format(does="raise KeyError('no weights')")) as one:
+        async with reporting(folder, infer, more=STARTS.format(does="raise KeyError('no weights')")) as served:
             with pytest.raises(ModelLoadError, match=r"model\.py: KeyError: 'no weights'"):
-                await asyncio.to_thread(start, one.model, lambda *_: None)
+                await asyncio.to_thread(start, served.model, lambda *_: None)

@@ -35,15 +35,15 @@ async def test_each_instance_is_a_process_of_its_own(
     tmp_path: Path, start: Callable[[], AbstractContextManager[None]]
 ) -> None:
     with start():
-        async with reporting(tmp_path, more=TWO_INSTANCES) as one:
+        async with reporting(tmp_path, more=TWO_INSTANCES) as served:
             there = "(folder / f'in-{os.getpid()}').touch()"
             gate = f"{there}\nwhile len(list(folder.glob('in-*'))) < 2: time.sleep(0.005)"
-            said = await asyncio.gather(*(one.say(f"{gate}\nanswer = os.getpid()") for _ in range(2)))
+            said = await asyncio.gather(*(served.say(f"{gate}\nanswer = os.getpid()") for _ in range(2)))
             assert len({*said, str(os.getpid())}) == 3
             assert sorted(said) == sorted(children())
-            assert one.servable.alive
-            assert one.readings()["processes"] == 2
-    assert one.files("closed") == sorted(f"closed-{pid}" for pid in said)
+            assert served.servable.alive
+            assert served.readings()["processes"] == 2
+    assert served.files("closed") == sorted(f"closed-{pid}" for pid in said)
     assert children() == []
 
 
@@ -51,13 +51,13 @@ async def test_the_server_neither_makes_nor_loads_the_model(tmp_path: Path) -> N
     seen = """
 Reporting.__init__ = lambda self: (Path(__file__).parent / f"made-{os.getpid()}").touch()
 """
-    async with reporting(tmp_path, more=seen) as one:
-        assert one.files("made") == [f"made-{await one.pid()}"]
+    async with reporting(tmp_path, more=seen) as served:
+        assert served.files("made") == [f"made-{await served.pid()}"]
 
 
 async def test_the_configuration_arrives(tmp_path: Path) -> None:
-    async with reporting(tmp_path, config=TWO) as one:
-        assert await one.say("self.model_config.parameters['greeting']") == "hello"
+    async with reporting(tmp_path, config=TWO) as served:
+        assert await served.say("self.model_config.parameters['greeting']") == "hello"
 
 
 MAPPED = """
@@ -81,8 +81,8 @@ answer = [int(re.search(f"^{name}: +([0-9]+) kB", text, re.MULTILINE)[1]) for na
 async def test_mapped_weights_are_in_memory_once(tmp_path: Path) -> None:
     weights = np.ones(1 << 20)
     np.save(tmp_path / "weights.npy", weights)
-    async with reporting(tmp_path, more=MAPPED) as one:
-        resident, share = json.loads(await one.say(SHARES))
+    async with reporting(tmp_path, more=MAPPED) as served:
+        resident, share = json.loads(await served.say(SHARES))
     assert resident >= weights.nbytes // 1024
     assert share <= resident / 2 + 64
 
@@ -91,9 +91,9 @@ async def test_mapped_weights_are_in_memory_once(tmp_path: Path) -> None:
 
 
 async def test_a_serving_error_arrives_as_it_is(tmp_path: Path) -> None:
-    async with reporting(tmp_path) as one:
+    async with reporting(tmp_path) as served:
         with pytest.raises(NotFound, match="no such tune") as caught:
-            await one.run(
+            await served.run(
                 "raise triglot.ServingError('no such tune', code=triglot.NotFound.code, retry_after=2.5)\n"
             )
         assert (caught.value.code, caught.value.retry_after) == (Code.NOT_FOUND, 2.5)
@@ -112,15 +112,15 @@ async def test_a_serving_error_arrives_as_it_is(tmp_path: Path) -> None:
 async def test_any_other_exception_is_internal_and_the_process_goes_on(
     tmp_path: Path, text: str, trace: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with reporting(tmp_path) as one:
-        pid = await one.pid()
+    async with reporting(tmp_path) as served:
+        pid = await served.pid()
         with pytest.raises(
             Internal, match=r"reporting version 1 failed, error \w+; the server's log has the details"
         ):
-            await one.run(text)
+            await served.run(text)
         assert trace in caplog.text
         assert "model.py" in caplog.text
-        assert await one.pid() == pid
+        assert await served.pid() == pid
 
 
 @pytest.mark.parametrize(
@@ -137,28 +137,28 @@ async def test_any_other_exception_is_internal_and_the_process_goes_on(
     ],
 )
 async def test_answers_that_are_none(tmp_path: Path, text: str, error: str) -> None:
-    async with reporting(tmp_path) as one:
+    async with reporting(tmp_path) as served:
         with pytest.raises(Internal, match=error):
-            await one.run(text)
+            await served.run(text)
 
 
 # --- the call ---
 
 
 async def test_what_a_model_may_ask_of_its_call(tmp_path: Path) -> None:
-    async with reporting(tmp_path) as one:
+    async with reporting(tmp_path) as served:
         call = Call(time.monotonic() + SECONDS, lambda: [("A", "b"), ("C-bin", b"\xff")])
         call.request_id, call.signature_name, call.parameters = "seven", "other", {"a": 1, "b": "ü", "c": 0.5}
         call.scheduling = Scheduling(priority=3, sequence_id="s", sequence_start=True)
         call.model_name, call.model_version = "reporting", 4
         parts = "call.request_id, call.signature_name, call.parameters, call.scheduling, call.model_version"
         expected = ("seven", "other", {"a": 1, "b": "ü", "c": 0.5}, call.scheduling, 4)
-        assert await one.say(f"({parts})", call) == str(expected)
-        assert await one.say("str(call.metadata)", call) == str({"a": "b", "c-bin": b"\xff"})
+        assert await served.say(f"({parts})", call) == str(expected)
+        assert await served.say("str(call.metadata)", call) == str({"a": "b", "c-bin": b"\xff"})
         # A machine of its own has another clock; what that is behind is known but for a message's delay.
-        assert float(await one.say("call.deadline", call)) == pytest.approx(call.deadline, abs=1)
-        assert 0 < float(await one.say("call.remaining", call)) < SECONDS
-        assert await one.say("(call.deadline, call.expired, call.cancelled, len(call.members))") == str(
+        assert float(await served.say("call.deadline", call)) == pytest.approx(call.deadline, abs=1)
+        assert 0 < float(await served.say("call.remaining", call)) < SECONDS
+        assert await served.say("(call.deadline, call.expired, call.cancelled, len(call.members))") == str(
             (None, False, False, 1)
         )
 
@@ -166,52 +166,54 @@ async def test_what_a_model_may_ask_of_its_call(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("infer", "read"), [(PLAIN, "{}"), (ON_LOOP, "return {}")])
 async def test_the_trace_context_of_a_call(tmp_path: Path, infer: str, read: str) -> None:
     sent = f"00-{'ab' * 16}-{'12' * 8}-01"
-    async with reporting(tmp_path, infer) as one:
+    async with reporting(tmp_path, infer) as served:
         context = read.format("(call.traceparent, call.tracestate)")
         call = Call(read_metadata=lambda: [("Traceparent", sent), ("tracestate", "a=1")])
-        assert await one.say(context, call) == str((sent, "a=1"))
+        assert await served.say(context, call) == str((sent, "a=1"))
         call.execution_started(0.0)
         call.span = CallSpan(unsent_spans(), call, "ab" * 16, "", 1, "b=2")
         own = call.span.traceparent
-        assert await one.say(context, call) == str((own, "b=2"))
-        assert await one.say(context, Call()) == str(("", ""))
+        assert await served.say(context, call) == str((own, "b=2"))
+        assert await served.say(context, Call()) == str(("", ""))
         batch = BatchCall([call, Call(read_metadata=lambda: [("traceparent", sent)])])
-        assert await one.say(read.format("[one.traceparent for one in call.members]"), batch) == str([own, sent])
+        assert await served.say(read.format("[one.traceparent for one in call.members]"), batch) == str(
+            [own, sent]
+        )
 
 
 async def test_members_of_a_batch(tmp_path: Path) -> None:
-    async with reporting(tmp_path) as one:
+    async with reporting(tmp_path) as served:
         members = [Call(time.monotonic() + SECONDS), Call()]
         for number, member in enumerate(members):
             member.request_id = f"r{number}"
         text = "[(member.request_id, member.deadline is None) for member in call.members]"
-        assert await one.say(text, BatchCall(members)) == str([("r0", False), ("r1", True)])
+        assert await served.say(text, BatchCall(members)) == str([("r0", False), ("r1", True)])
 
 
 async def test_a_model_sees_that_its_call_is_cancelled(tmp_path: Path) -> None:
-    async with reporting(tmp_path) as one:
+    async with reporting(tmp_path) as served:
         call = Call()
         seen = "(folder / 'in').touch()\nwhile not call.cancelled: time.sleep(0.005)\nanswer = 'seen'"
-        running = asyncio.ensure_future(one.say(seen, call))
-        await one.entered("in")
+        running = asyncio.ensure_future(served.say(seen, call))
+        await served.entered("in")
         call.cancel()
         assert await running == "seen"
-        assert await one.say("call.cancelled") == "False"
+        assert await served.say("call.cancelled") == "False"
 
 
 async def test_async_code_is_cancelled_with_its_call(tmp_path: Path) -> None:
-    async with reporting(tmp_path, ON_LOOP) as one:
-        assert await one.say("await asyncio.sleep(0)\nreturn 'slept'") == "slept"
+    async with reporting(tmp_path, ON_LOOP) as served:
+        assert await served.say("await asyncio.sleep(0)\nreturn 'slept'") == "slept"
         call = Call()
-        running = asyncio.ensure_future(one.say("(folder / 'in').touch()\nawait asyncio.sleep(600)", call))
-        await one.entered("in")
+        running = asyncio.ensure_future(served.say("(folder / 'in').touch()\nawait asyncio.sleep(600)", call))
+        await served.entered("in")
         (tmp_path / "ended").unlink()
         call.cancel()
         with pytest.raises(ServingError, match="cancelled while the model ran") as caught:
             await running
         assert caught.value.code is Code.CANCELLED
         assert (tmp_path / "ended").exists()
-        assert await one.say("return 'next'") == "next"
+        assert await served.say("return 'next'") == "next"
 
 
 class Other:
@@ -243,76 +245,78 @@ TAKES = "call.infer_stream('double', {'x': inputs['x']})"
 
 @pytest.mark.parametrize("size", [3, 100_000])
 async def test_a_model_calls_another(tmp_path: Path, size: int) -> None:
-    async with reporting(tmp_path) as one:
+    async with reporting(tmp_path) as served:
         call, x = Call(), np.arange(size, dtype=np.float32)
         call.reach, call.request_id = Other(), "outer"
         for _ in range(3):
-            assert ((await one.run(CALLS, call, x=x))["y"] == 2 * x).all()
+            assert ((await served.run(CALLS, call, x=x))["y"] == 2 * x).all()
         with pytest.raises(ServingError, match="no model triple") as caught:
-            await one.run("call.infer('triple', inputs)", call, x=x)
+            await served.run("call.infer('triple', inputs)", call, x=x)
         assert caught.value.code is Code.NOT_FOUND
 
 
 async def test_a_model_reads_anothers_stream(tmp_path: Path) -> None:
-    async with reporting(tmp_path) as one:
+    async with reporting(tmp_path) as served:
         call, other = Call(), Other()
         call.reach = other
-        assert await one.say(f"[int(one['y']) for one in {TAKES}]", call, x=4) == "[4, 3, 2, 1]"
+        assert await served.say(f"[int(one['y']) for one in {TAKES}]", call, x=4) == "[4, 3, 2, 1]"
         other.closed = False
-        assert await one.say(f"int(next({TAKES})['y'])", call, x=4) == "4"
+        assert await served.say(f"int(next({TAKES})['y'])", call, x=4) == "4"
         await until(lambda: other.closed)
         both = f"[(int(one['y']), int(other['y'])) for one, other in zip({TAKES}, {TAKES})]"
-        assert await one.say(both, call, x=2) == "[(2, 2), (1, 1)]"
+        assert await served.say(both, call, x=2) == "[(2, 2), (1, 1)]"
 
 
 async def test_async_code_calls_others(tmp_path: Path) -> None:
-    async with reporting(tmp_path, ON_LOOP) as one:
+    async with reporting(tmp_path, ON_LOOP) as served:
         call = Call()
         call.reach, call.request_id = Other(), "outer"
-        assert await one.say(f"return int((await {CALLS})['y'])", call, x=4) == "8"
-        assert await one.say(f"return [int(one['y']) async for one in {TAKES}]", call, x=3) == "[3, 2, 1]"
+        assert await served.say(f"return int((await {CALLS})['y'])", call, x=4) == "8"
+        assert await served.say(f"return [int(one['y']) async for one in {TAKES}]", call, x=3) == "[3, 2, 1]"
         with pytest.raises(ServingError, match="no model triple"):
-            await one.run("return await call.infer('triple', inputs)", call, x=4)
+            await served.run("return await call.infer('triple', inputs)", call, x=4)
 
 
 # --- streams ---
 
 
-async def read(one: Any, text: str, call: Call | None = None, count: int = 3) -> list[int]:
-    answers = direct_stream(one.servable, code(text, count=count), call or Call())
+async def read(served: Any, text: str, call: Call | None = None, count: int = 3) -> list[int]:
+    answers = direct_stream(served.servable, code(text, count=count), call or Call())
     return [int(answer["number"]) async for answer in answers]
 
 
 @pytest.mark.parametrize("infer", [STREAM, STREAM_ON_LOOP])
 async def test_a_stream(tmp_path: Path, infer: str) -> None:
-    async with reporting(tmp_path, infer) as one:
-        assert one.servable.decoupled
-        assert await read(one, "1", count=100) == list(range(100))
-        assert await read(one, "1", count=0) == []
+    async with reporting(tmp_path, infer) as served:
+        assert served.servable.decoupled
+        assert await read(served, "1", count=100) == list(range(100))
+        assert await read(served, "1", count=0) == []
         with pytest.raises(ServingError, match="three"):
-            await read(one, "answer = 1 if 'number' not in self.state else None\nraise triglot.NotFound('three')")
-        assert await read(one, "1") == [0, 1, 2]
+            await read(
+                served, "answer = 1 if 'number' not in self.state else None\nraise triglot.NotFound('three')"
+            )
+        assert await read(served, "1") == [0, 1, 2]
 
 
 @pytest.mark.parametrize("infer", [STREAM, STREAM_ON_LOOP])
 async def test_closing_a_stream_closes_the_models_generator(tmp_path: Path, infer: str) -> None:
-    async with reporting(tmp_path, infer) as one:
-        answers = direct_stream(one.servable, code("np.zeros(50_000)[0]", count=10**9), Call())
+    async with reporting(tmp_path, infer) as served:
+        answers = direct_stream(served.servable, code("np.zeros(50_000)[0]", count=10**9), Call())
         assert int((await anext(answers))["number"]) == 0
         assert not (tmp_path / "ended").exists()
         await answers.aclose()
-        await one.entered("ended")
-        assert await read(one, "1") == [0, 1, 2]
+        await served.entered("ended")
+        assert await read(served, "1") == [0, 1, 2]
 
 
 async def test_a_slow_reader_holds_the_model_up(tmp_path: Path) -> None:
-    async with reporting(tmp_path, STREAM) as one:
-        answers = direct_stream(one.servable, code("1", count=10_000), Call())
+    async with reporting(tmp_path, STREAM) as served:
+        answers = direct_stream(served.servable, code("1", count=10_000), Call())
         await anext(answers)
-        await one.entered("made-30")
+        await served.entered("made-30")
         # Nobody reads: what is on its way is bounded, whatever time it has.
         made = -1
-        while made != (now := len(one.files("made"))):
+        while made != (now := len(served.files("made"))):
             made = now
             await asyncio.sleep(0.3)
         assert made < 50
@@ -329,11 +333,11 @@ thread.join()
 call.finish()
 self.state["late"] = call.respond({"number": np.array(99)})
 answer = None"""
-    async with reporting(tmp_path) as one:
-        assert await read(one, pushes) == list(range(40))
-        assert await one.say("(all(self.state['sent']), self.state['late'])") == str((True, False))
+    async with reporting(tmp_path) as served:
+        assert await read(served, pushes) == list(range(40))
+        assert await served.say("(all(self.state['sent']), self.state['late'])") == str((True, False))
 
 
 async def test_nobody_listens_to_what_is_pushed_in_a_call_for_one_answer(tmp_path: Path) -> None:
-    async with reporting(tmp_path) as one:
-        assert await one.say("[call.respond({'number': 1}) for _ in range(3)]") == str([False] * 3)
+    async with reporting(tmp_path) as served:
+        assert await served.say("[call.respond({'number': 1}) for _ in range(3)]") == str([False] * 3)

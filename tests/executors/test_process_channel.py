@@ -22,10 +22,10 @@ LONG = 60.0
 
 @pytest.fixture
 def ends() -> Iterator[tuple[Channel, Channel]]:
-    one, other = (Channel(end) for end in socket.socketpair())
-    one.wakeful = True
-    yield one, other
-    one.close()
+    local, other = (Channel(end) for end in socket.socketpair())
+    local.wakeful = True
+    yield local, other
+    local.close()
     other.close()
 
 
@@ -47,66 +47,66 @@ class Yields:
 class Looks:
     """How often the waiting side looks, awake, whether something has come."""
 
-    def __init__(self, one: Channel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, channel: Channel, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
-        self._look = one._poll.poll
-        monkeypatch.setattr(one, "_poll", self)
+        self._look = channel._poll.poll
+        monkeypatch.setattr(channel, "_poll", self)
 
     def poll(self, timeout: float) -> list[tuple[int, int]]:
         self.count += 1
         return self._look(timeout)
 
 
-def ask(one: Channel, other: Channel, number: int) -> None:
+def ask(channel: Channel, other: Channel, number: int) -> None:
     other.send(Kind.CALL, call=number)
-    assert one.receive().call == number
+    assert channel.receive().call == number
 
 
 def test_what_came_soon_is_waited_for_awake(
     ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, other = ends
+    local, other = ends
     yields = Yields(monkeypatch, LONG)
-    ask(one, other, 1)
+    ask(local, other, 1)
     assert yields.count == 0, "nothing is known yet, and the frame is there"
     yields.then = lambda: other.send(Kind.CALL, call=2)
-    assert one.receive().call == 2
+    assert local.receive().call == 2
     assert yields.count == 1
-    ask(one, other, 3)
+    ask(local, other, 3)
     assert yields.count == 1, "the frame is there"
 
 
 def test_what_took_long_is_not(ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch) -> None:
-    one, other = ends
+    local, other = ends
     Yields(monkeypatch, 0.0)
-    ask(one, other, 1)
+    ask(local, other, 1)
     monkeypatch.setattr(channel, "SOON", LONG)
-    looks = Looks(one, monkeypatch)
-    ask(one, other, 2)
+    looks = Looks(local, monkeypatch)
+    ask(local, other, 2)
     assert looks.count == 0
-    ask(one, other, 3)
+    ask(local, other, 3)
     assert looks.count == 1, "the last one came soon"
 
 
 def test_the_server_sleeps(ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch) -> None:
-    one, other = ends
-    one.wakeful = False
+    local, other = ends
+    local.wakeful = False
     Yields(monkeypatch, LONG)
-    looks = Looks(one, monkeypatch)
+    looks = Looks(local, monkeypatch)
     for number in (1, 2, 3):
-        ask(one, other, number)
+        ask(local, other, number)
     assert looks.count == 0
 
 
 def test_the_other_side_goes_while_it_is_waited_for(
     ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, other = ends
+    local, other = ends
     yields = Yields(monkeypatch, LONG)
-    ask(one, other, 1)
+    ask(local, other, 1)
     yields.then = other.close
     with pytest.raises(Gone, match="closed"):
-        one.receive()
+        local.receive()
     assert yields.count == 1
 
 
@@ -114,51 +114,51 @@ def test_the_other_side_goes_while_it_is_waited_for(
 
 
 def test_sending_does_not_block_and_all_arrives_in_order(ends: tuple[Channel, Channel]) -> None:
-    one, other = ends
+    local, other = ends
     text = b'"' + 100_000 * b"x" + b'"'
     for number in range(100):  # More than a socket holds.
-        one.send(Kind.CALL, call=number, text=text)
-    assert one.congested
+        local.send(Kind.CALL, call=number, text=text)
+    assert local.congested
     assert [(message.call, message.text) for message in (other.receive() for _ in range(100))] == [
         (number, text) for number in range(100)
     ]
-    one.send(Kind.CALL, call=100)
+    local.send(Kind.CALL, call=100)
     assert other.receive().call == 100
 
 
 def test_a_side_that_ends_can_wait_until_all_is_sent(ends: tuple[Channel, Channel]) -> None:
-    one, other = ends
+    local, other = ends
     for number in range(100):
-        one.send(Kind.CALL, call=number, text=100_000 * b"x")
+        local.send(Kind.CALL, call=number, text=100_000 * b"x")
     with ThreadPoolExecutor() as threads:
-        flushed = threads.submit(one.flush)
+        flushed = threads.submit(local.flush)
         assert [other.receive().call for _ in range(100)] == list(range(100))
         flushed.result(LONG)
-    assert not one.congested
+    assert not local.congested
 
 
 def test_frames_that_wait_are_dropped_with_the_other_side(ends: tuple[Channel, Channel]) -> None:
-    one, other = ends
+    local, other = ends
     boxes = [Mailbox() for _ in range(100)]
     for box in boxes:
-        one.send(Kind.CALL, text=100_000 * b"x", placed=one.place({"x": np.zeros(10)}), box=box)
+        local.send(Kind.CALL, text=100_000 * b"x", placed=local.place({"x": np.zeros(10)}), box=box)
     other.socket.shutdown(socket.SHUT_RDWR)
-    one.send(Kind.CALL, box=boxes[0])
+    local.send(Kind.CALL, box=boxes[0])
     with ThreadPoolExecutor() as threads:
-        threads.submit(one.read_until_gone).result(LONG)
-    assert one.gone
+        threads.submit(local.read_until_gone).result(LONG)
+    assert local.gone
     assert not boxes[-1].sent
 
 
 def test_one_thread_reads_for_all_that_wait(ends: tuple[Channel, Channel]) -> None:
-    one, other = ends
+    local, other = ends
     boxes = {number: Mailbox() for number in range(8)}
-    one.deliver = lambda message: boxes[message.call].put(message)
+    local.deliver = lambda message: boxes[message.call].put(message)
 
     def call(number: int) -> int:
         for turn in range(100):
-            one.send(Kind.CALL, call=number, text=str(turn).encode())
-            one.wait(boxes[number].messages.__len__)
+            local.send(Kind.CALL, call=number, text=str(turn).encode())
+            local.wait(boxes[number].messages.__len__)
             assert boxes[number].messages.popleft().fields == turn
         return number
 
@@ -174,14 +174,14 @@ def test_one_thread_reads_for_all_that_wait(ends: tuple[Channel, Channel]) -> No
 
 
 def test_what_nobody_has_read_yet_is_a_sign_of_life(ends: tuple[Channel, Channel]) -> None:
-    one, other = ends
-    assert not one.has_unread()
+    local, other = ends
+    assert not local.has_unread()
     other.send(Kind.BEAT)
-    assert one.has_unread()
-    one.receive()
-    assert not one.has_unread()
+    assert local.has_unread()
+    local.receive()
+    assert not local.has_unread()
     other.close()
-    assert not one.has_unread()
+    assert not local.has_unread()
 
 
 # --- which processes wait awake ---
@@ -204,8 +204,8 @@ Channel.receive = sees
 async def test_a_process_that_runs_calls_one_by_one_does(
     tmp_path: Path, infer: str, code: str, wakeful: bool
 ) -> None:
-    async with reporting(tmp_path, infer, more=SEES) as one:
-        assert await one.say(code) == str(wakeful and len(usable_cpus()) > 1)
+    async with reporting(tmp_path, infer, more=SEES) as served:
+        assert await served.say(code) == str(wakeful and len(usable_cpus()) > 1)
 
 
 @pytest.mark.parametrize(

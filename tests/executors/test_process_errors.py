@@ -89,22 +89,22 @@ ODD = {
 }
 
 
-async def outcome(one: Reporting, text: str) -> Code:
+async def outcome(served: Reporting, text: str) -> Code:
     with pytest.raises(ServingError) as caught:
-        await (asyncio.wait_for(read(one, text), SECONDS) if one.servable.decoupled else one.run(text))
+        await (asyncio.wait_for(read(served, text), SECONDS) if served.servable.decoupled else served.run(text))
     return caught.value.code
 
 
-async def read(one: Reporting, text: str) -> None:
-    async for _ in direct_stream(one.servable, code(text, count=2), Call()):
+async def read(served: Reporting, text: str) -> None:
+    async for _ in direct_stream(served.servable, code(text, count=2), Call()):
         pass
 
 
 @pytest.mark.parametrize("infer", [PLAIN, ON_LOOP, STREAM, STREAM_ON_LOOP])
 async def test_an_odd_error_fails_its_call_and_nothing_else(tmp_path: Path, infer: str) -> None:
-    async with reporting(tmp_path, infer, more=CLASSES) as one:
-        assert {error: await outcome(one, f"raise {error}\n") for error in ODD} == ODD
-        assert one.readings() == {
+    async with reporting(tmp_path, infer, more=CLASSES) as served:
+        assert {error: await outcome(served, f"raise {error}\n") for error in ODD} == ODD
+        assert served.readings() == {
             "processes": 1,
             "processes_wanted": 1,
             "processes_lost ended": 0,
@@ -115,8 +115,8 @@ async def test_an_odd_error_fails_its_call_and_nothing_else(tmp_path: Path, infe
 async def test_an_error_without_a_description_is_in_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with reporting(tmp_path, more=CLASSES) as one:
-        await outcome(one, "raise Undescribed()\n")
+    async with reporting(tmp_path, more=CLASSES) as served:
+        await outcome(served, "raise Undescribed()\n")
     assert "Undescribed: <its __str__ has raised RuntimeError>" in caplog.text
     assert "model.py" in caplog.text
 
@@ -140,22 +140,22 @@ async def test_a_load_error_of_the_models_own_without_a_code(tmp_path: Path) -> 
     ],
 )
 async def test_the_loop_survives_what_ends_loops(tmp_path: Path, text: str) -> None:
-    async with reporting(tmp_path, ON_LOOP) as one:
+    async with reporting(tmp_path, ON_LOOP) as served:
         said = f"{text}\nawait asyncio.sleep(0)\nreturn os.getpid()"
-        assert await one.say(said) == await one.say("return os.getpid()")
+        assert await served.say(said) == await served.say("return os.getpid()")
 
 
 async def test_a_loop_that_cannot_go_on_is_lost_with_its_process(tmp_path: Path) -> None:
-    async with reporting(tmp_path, ON_LOOP) as one:
+    async with reporting(tmp_path, ON_LOOP) as served:
         with pytest.raises(Unavailable, match="exited with status 1"):
-            await one.run("asyncio.get_running_loop()._selector.close()\nawait asyncio.sleep(600)")
-        assert await one.say("return 'next'") == "next"
+            await served.run("asyncio.get_running_loop()._selector.close()\nawait asyncio.sleep(600)")
+        assert await served.say("return 'next'") == "next"
 
 
 async def test_a_task_factory_that_fails(tmp_path: Path) -> None:
-    async with reporting(tmp_path, ON_LOOP) as one:
-        await one.run("asyncio.get_running_loop().set_task_factory(lambda *_, **__: 1 / 0)\nreturn 'set'")
-        assert await outcome(one, "return 'never'") is Code.INTERNAL
+    async with reporting(tmp_path, ON_LOOP) as served:
+        await served.run("asyncio.get_running_loop().set_task_factory(lambda *_, **__: 1 / 0)\nreturn 'set'")
+        assert await outcome(served, "return 'never'") is Code.INTERNAL
 
 
 # --- errors that spoil the process ---
@@ -193,41 +193,41 @@ async def test_a_process_that_has_lost_cuda_is_replaced(
 ) -> None:
     """The exceptions are those of PyTorch and CuPy, by name and text."""
     pid = "os.getpid()" if infer is PLAIN else "return os.getpid()"
-    async with reporting(tmp_path, infer, more=LIBRARIES) as one:
+    async with reporting(tmp_path, infer, more=LIBRARIES) as served:
         for text in (f"fail({error})", f"fail_because_of({error})"):
-            before = await one.say(pid)
+            before = await served.say(pid)
             with pytest.raises(Internal):
-                await one.run(text)
-            assert (await one.say(pid) != before) is is_lost
+                await served.run(text)
+            assert (await served.say(pid) != before) is is_lost
 
 
 async def test_a_stream_that_loses_cuda(tmp_path: Path) -> None:
-    async with reporting(tmp_path, STREAM, more=LIBRARIES) as one:
+    async with reporting(tmp_path, STREAM, more=LIBRARIES) as served:
         for _ in range(2):
             with pytest.raises(Internal):
-                await asyncio.wait_for(read(one, f"fail({next(iter(LOST))})"), SECONDS)
-        assert one.readings()["processes_lost ended"] >= 1
+                await asyncio.wait_for(read(served, f"fail({next(iter(LOST))})"), SECONDS)
+        assert served.readings()["processes_lost ended"] >= 1
 
 
 # --- who may answer ---
 
 
 async def test_a_fork_of_the_process_answers_nothing(tmp_path: Path) -> None:
-    async with reporting(tmp_path) as one:
+    async with reporting(tmp_path) as served:
         forks = "pid = os.fork()\nanswer = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) if pid else 'fork'"
-        pid = await one.pid()
-        assert await one.say(forks) == "1"
-        assert await one.pid() == pid
+        pid = await served.pid()
+        assert await served.say(forks) == "1"
+        assert await served.pid() == pid
 
 
 async def test_an_answer_to_another_call_is_nobodys(tmp_path: Path) -> None:
-    async with reporting(tmp_path) as one:
+    async with reporting(tmp_path) as served:
         other = "frames.pack(frames.Frame(frames.Kind.DONE, 10**6, places=()))"
         write = f"os.write(int(sys.orig_argv[-3]), {other})"
         text = f"from triglot.executors.remote import frames\n{write}\ntime.sleep(600)"
         with pytest.raises(Unavailable, match="sent a response to an unknown call; process killed"):
-            await one.run(text)
-        assert await one.say("'next'") == "next"
+            await served.run(text)
+        assert await served.say("'next'") == "next"
 
 
 # --- what no frame can carry ---
@@ -239,21 +239,21 @@ FRAMES = "\nfrom triglot.executors.remote import frames\n"
 
 @pytest.mark.parametrize("text", MUCH)
 async def test_long_names_and_many_outputs_arrive(tmp_path: Path, text: str) -> None:
-    async with reporting(tmp_path) as one:
-        assert (await one.run(text)).keys() == eval(text, {"np": np}).keys()
+    async with reporting(tmp_path) as served:
+        assert (await served.run(text)).keys() == eval(text, {"np": np}).keys()
 
 
 async def test_answers_that_no_frame_can_carry(tmp_path: Path) -> None:
-    async with reporting(tmp_path, more=FRAMES) as one:
-        pid = await one.pid()
+    async with reporting(tmp_path, more=FRAMES) as served:
+        pid = await served.pid()
         with pytest.raises(
             Internal, match="model 'reporting' returned outputs that cannot be sent to the server: "
         ):
-            await one.run(TOO_MUCH, x=np.zeros(50_000))
-        assert await one.pid() == pid
-    async with reporting(tmp_path / "stream", STREAM, more=FRAMES) as one:
-        assert await outcome(one, TOO_MUCH) is Code.INTERNAL
-        assert one.readings()["processes"] == 1
+            await served.run(TOO_MUCH, x=np.zeros(50_000))
+        assert await served.pid() == pid
+    async with reporting(tmp_path / "stream", STREAM, more=FRAMES) as served:
+        assert await outcome(served, TOO_MUCH) is Code.INTERNAL
+        assert served.readings()["processes"] == 1
 
 
 HUGE = ["np.broadcast_to(np.int8(1), (2**40,))", "np.broadcast_to(np.array('x', object), (2**40,))"]
@@ -261,14 +261,14 @@ HUGE = ["np.broadcast_to(np.int8(1), (2**40,))", "np.broadcast_to(np.array('x', 
 
 @pytest.mark.parametrize("text", HUGE)
 async def test_tensors_larger_than_memory(tmp_path: Path, text: str) -> None:
-    async with reporting(tmp_path) as one:
-        pid = await one.pid()
+    async with reporting(tmp_path) as served:
+        pid = await served.pid()
         # The server's log says what was too large.
         with pytest.raises(Internal):
-            await one.run("{'y': " + text + "}")
-        assert await one.pid() == pid
+            await served.run("{'y': " + text + "}")
+        assert await served.pid() == pid
         with pytest.raises(Internal):
-            await one.run("1", x=eval(text, {"np": np}))
+            await served.run("1", x=eval(text, {"np": np}))
         call = Call()
 
         async def reach(*_: object) -> Any:
@@ -276,28 +276,28 @@ async def test_tensors_larger_than_memory(tmp_path: Path, text: str) -> None:
 
         call.reach = reach
         with pytest.raises(Internal, match="do not fit into shared memory:"):
-            await one.run("call.infer('other', {})", call)
+            await served.run("call.infer('other', {})", call)
         with pytest.raises(Internal):
-            await one.run("call.infer('other', {'x': " + text + "})", call)
-        assert await one.pid() == pid
-        assert one.readings()["processes_lost ended"] == 0
+            await served.run("call.infer('other', {'x': " + text + "})", call)
+        assert await served.pid() == pid
+        assert served.readings()["processes_lost ended"] == 0
 
 
 async def test_another_models_answer_that_no_frame_can_carry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with reporting(tmp_path) as one:
+    async with reporting(tmp_path) as served:
         call = Call()
 
         async def reach(*_: object) -> Any:
             return {"y" * 70_000: np.ones(1)}
 
         call.reach = reach
-        pid = await one.pid()
+        pid = await served.pid()
         monkeypatch.setattr(frames, "MAX_FRAME", 10_000)
         with pytest.raises(Internal, match="the response cannot be sent to the process: "):
-            await one.run("call.infer('other', {})", call)
-        assert await one.pid() == pid
+            await served.run("call.infer('other', {})", call)
+        assert await served.pid() == pid
 
 
 async def test_another_models_odd_error(tmp_path: Path) -> None:
@@ -305,9 +305,9 @@ async def test_another_models_odd_error(tmp_path: Path) -> None:
         def __str__(self) -> str:
             raise RuntimeError
 
-    async with reporting(tmp_path) as one:
+    async with reporting(tmp_path) as served:
         call = Call()
-        pid = await one.pid()
+        pid = await served.pid()
         for error in (Undescribed(), ServingError("odd", code=99)):  # type: ignore[arg-type]
 
             async def reach(*_: object, error: Exception = error) -> Any:
@@ -315,5 +315,5 @@ async def test_another_models_odd_error(tmp_path: Path) -> None:
 
             call.reach = reach
             with pytest.raises(Internal, match=type(error).__name__):
-                await one.run("call.infer('other', {})", call)
-        assert await one.pid() == pid
+                await served.run("call.infer('other', {})", call)
+        assert await served.pid() == pid

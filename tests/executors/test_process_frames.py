@@ -101,7 +101,7 @@ def test_damaged_frames_are_refused_or_are_other_frames(frame: Frame, data: st.D
     at = data.draw(st.integers(0, len(raw_frame) - 1))
     raw_frame[at] ^= data.draw(st.integers(1, 255))
     with suppress(FrameError):
-        assert all(isinstance(one, Frame) for one in read(FrameReader(), bytes(raw_frame)))
+        assert all(isinstance(frame, Frame) for frame in read(FrameReader(), bytes(raw_frame)))
 
 
 @pytest.mark.parametrize("lists", [b"{", b"[]", b"[[7],[]]", b"[[[1]],[]]", b"[[],7]", b"\xff", b"[" * 100_000])

@@ -35,16 +35,16 @@ async def test_nothing_is_left_of_processes_that_crash(tmp_path: Path) -> None:
     fork_server()  # It keeps a socket.
     at_first = left()
     policy = RestartPolicy(first_delay=0.0, longest_delay=0.0)
-    async with reporting(tmp_path, policy=policy, more=f"\nReporting.instances = {INSTANCES}\n") as one:
+    async with reporting(tmp_path, policy=policy, more=f"\nReporting.instances = {INSTANCES}\n") as served:
 
         async def crash() -> None:
             with pytest.raises(Unavailable):
-                await one.run("os._exit(0)", x=[0.0] * 50_000)
+                await served.run("os._exit(0)", x=[0.0] * 50_000)
 
         async def all_crash() -> None:
             await asyncio.gather(*(crash() for _ in range(INSTANCES)))
-            await until(lambda: one.readings()["processes"] == INSTANCES)
-            runs = (one.run("{'x': inputs['x']}", x=[1.0] * 50_000) for _ in range(INSTANCES))
+            await until(lambda: served.readings()["processes"] == INSTANCES)
+            runs = (served.run("{'x': inputs['x']}", x=[1.0] * 50_000) for _ in range(INSTANCES))
             assert [answer["x"].sum() for answer in await asyncio.gather(*runs)] == [50_000] * INSTANCES
 
         await all_crash()
@@ -53,7 +53,7 @@ async def test_nothing_is_left_of_processes_that_crash(tmp_path: Path) -> None:
             await all_crash()
         await until(lambda: all(now <= before[what] + SLACK for what, now in left().items()))
         await until(lambda: len(children()) == INSTANCES)
-        assert one.readings()["processes_lost ended"] == INSTANCES * ROUNDS
+        assert served.readings()["processes_lost ended"] == INSTANCES * ROUNDS
     await until(
         lambda: all(now <= at_first[what] for what, now in left().items()), said=lambda: (at_first, left())
     )

@@ -53,10 +53,10 @@ def lists(kind: str = "def", delay: float = 0.0) -> str:
     return LISTS.format(kind=kind, delay=delay)
 
 
-async def together(one: Reporting, texts: Sequence[str], calls: Sequence[Call] = ()) -> list[Any]:
+async def together(served: Reporting, texts: Sequence[str], calls: Sequence[Call] = ()) -> list[Any]:
     """What each of these has come to, executed together: outputs, or an error."""
     calls = calls or [Call() for _ in texts]
-    runs = (direct_infer(one.servable, code(text), call) for text, call in zip(texts, calls, strict=True))
+    runs = (direct_infer(served.servable, code(text), call) for text, call in zip(texts, calls, strict=True))
     async with asyncio.timeout(SECONDS):
         return await asyncio.gather(*runs, return_exceptions=True)
 
@@ -70,19 +70,19 @@ def said(answer: Mapping[str, Any]) -> str:
 async def test_each_request_of_a_list_has_its_own_inputs_call_and_answer(
     tmp_path: Path, infer: str, kind: str
 ) -> None:
-    async with reporting(tmp_path, infer, more=lists(kind, 5.0)) as one:
+    async with reporting(tmp_path, infer, more=lists(kind, 5.0)) as served:
         calls = [Call() for _ in range(8)]
         for number, call in enumerate(calls):
             call.request_id, call.parameters = f"r{number}", {"number": number}
         text = SAYS % "(call.request_id, call.parameters['number'], len(calls), call.batch_size)"
-        answers = await together(one, [text] * 8, calls)
+        answers = await together(served, [text] * 8, calls)
         assert [said(answer) for answer in answers] == [str((f"r{number}", number, 8, 8)) for number in range(8)]
-        assert one.files("list") == ["list-8"]
+        assert served.files("list") == ["list-8"]
 
 
 @KINDS
 async def test_each_request_of_a_list_has_its_own_error(tmp_path: Path, infer: str, kind: str) -> None:
-    async with reporting(tmp_path, infer, more=lists(kind, 5.0)) as one:
+    async with reporting(tmp_path, infer, more=lists(kind, 5.0)) as served:
         texts = [
             SAYS % 1,
             "raise triglot.NotFound('no two')",
@@ -93,7 +93,7 @@ async def test_each_request_of_a_list_has_its_own_error(tmp_path: Path, infer: s
             "answers.append(exit)",
             SAYS % 8,
         ]
-        answers = await together(one, texts)
+        answers = await together(served, texts)
         assert (said(answers[0]), said(answers[7])) == ("1", "8")
         assert isinstance(answers[1], NotFound)
         assert answers[1].message == "no two"
@@ -102,7 +102,7 @@ async def test_each_request_of_a_list_has_its_own_error(tmp_path: Path, infer: s
         assert "returned int, expected a dict of outputs by name" in str(answers[3])
         assert "returned output 'day': numpy dtype datetime64" in str(answers[4])
         assert "returned response parameters: a value of object" in str(answers[5])
-        assert one.readings()["processes_lost ended"] == 0
+        assert served.readings()["processes_lost ended"] == 0
 
 
 @pytest.mark.parametrize(
@@ -110,21 +110,21 @@ async def test_each_request_of_a_list_has_its_own_error(tmp_path: Path, infer: s
     [("answers = []", "returned 0, expected a list of 1"), ("answers = 5", "returned int, expected a list of 1")],
 )
 async def test_what_is_no_list_of_answers(tmp_path: Path, text: str, got: str) -> None:
-    async with reporting(tmp_path, more=lists()) as one:
+    async with reporting(tmp_path, more=lists()) as served:
         with pytest.raises(Internal, match=f"infer_batch {got} results, one per request"):
-            await one.run("1", whole=np.array(text.encode(), object))
+            await served.run("1", whole=np.array(text.encode(), object))
         with pytest.raises(Internal, match="reporting version 1 failed"):
-            await one.run("1", whole=np.array(b"1 / 0", object))
+            await served.run("1", whole=np.array(b"1 / 0", object))
 
 
 @KINDS
 async def test_a_member_that_leaves_is_seen_and_leaves_the_others(tmp_path: Path, infer: str, kind: str) -> None:
-    async with reporting(tmp_path, infer, more=lists(kind, 5.0)) as one:
+    async with reporting(tmp_path, infer, more=lists(kind, 5.0)) as served:
         calls = [Call() for _ in range(8)]
         waits = "(folder / 'in').touch()\nwhile not calls[3].cancelled: time.sleep(0.005)\n"
         texts = [waits + SAYS % "[call.cancelled for call in calls].index(True)", *[SAYS % "call.cancelled"] * 7]
-        running = asyncio.ensure_future(together(one, texts, calls))
-        await one.entered("in")
+        running = asyncio.ensure_future(together(served, texts, calls))
+        await served.entered("in")
         calls[3].cancel()
         answers = await running
         assert [said(answer) for answer in answers] == ["3", "False", "False", "True", *["False"] * 4]
@@ -132,16 +132,16 @@ async def test_a_member_that_leaves_is_seen_and_leaves_the_others(tmp_path: Path
 
 @KINDS
 async def test_a_list_ends_with_its_process(tmp_path: Path, infer: str, kind: str) -> None:
-    async with reporting(tmp_path, infer, more=lists(kind, 5.0)) as one:
-        answers = await together(one, [SAYS % 1, "os._exit(3)", *[SAYS % 1] * 6])
+    async with reporting(tmp_path, infer, more=lists(kind, 5.0)) as served:
+        answers = await together(served, [SAYS % 1, "os._exit(3)", *[SAYS % 1] * 6])
         assert all(isinstance(answer, Unavailable) for answer in answers)
         assert len({id(answer) for answer in answers}) == 8
         assert "exited with status 3" in str(answers[0])
-        assert {said(answer) for answer in await together(one, [SAYS % 1] * 8)} == {"1"}
+        assert {said(answer) for answer in await together(served, [SAYS % 1] * 8)} == {"1"}
 
 
 async def test_members_reach_others_on_behalf_of_their_own_call(tmp_path: Path) -> None:
-    async with reporting(tmp_path, more=lists(delay=5.0)) as one:
+    async with reporting(tmp_path, more=lists(delay=5.0)) as served:
         calls = [Call() for _ in range(8)]
 
         async def reach(call: Call, _: ModelCall | ModelTask) -> Any:
@@ -153,7 +153,7 @@ async def test_members_reach_others_on_behalf_of_their_own_call(tmp_path: Path) 
         text = "answer = call.infer('other', {})\n" + SAYS % (
             "(answer['said'].item(), answer.parameters, call.metadata)"
         )
-        answers = await together(one, [text] * 8, calls)
+        answers = await together(served, [text] * 8, calls)
         assert [said(answer) for answer in answers] == [
             str((f"r{number}".encode(), {"from": f"r{number}"}, {"n": str(number)})) for number in range(8)
         ]
@@ -188,8 +188,8 @@ def test_large_lists(echo: Any, seed: np.ndarray[Any, Any]) -> None:
 async def test_the_configuration_makes_lists_of_them(tmp_path: Path) -> None:
     config = ModelConfig(max_batch_size=4, dynamic_batching=DynamicBatching(max_queue_delay=5.0))
     more = "Reporting.infer_batch = lambda self, inputs, calls: [{'n': np.array(len(calls))} for _ in calls]\n"
-    async with reporting(tmp_path, more=more, config=config) as one:
-        answers = await together(one, ["1"] * 4)
+    async with reporting(tmp_path, more=more, config=config) as served:
+        answers = await together(served, ["1"] * 4)
         assert [int(answer["n"]) for answer in answers] == [4, 4, 4, 4]
 
 
@@ -209,22 +209,22 @@ YIELDS = """def infer(self, inputs, call):
 
 @pytest.mark.parametrize("infer", [PLAIN, ON_LOOP])
 async def test_the_parameters_of_an_answer_arrive(tmp_path: Path, infer: str) -> None:
-    async with reporting(tmp_path, infer, more=ANSWERS) as one:
-        answer = await one.run("1" if infer == PLAIN else "pass")
+    async with reporting(tmp_path, infer, more=ANSWERS) as served:
+        answer = await served.run("1" if infer == PLAIN else "pass")
         assert isinstance(answer, Answer)
         assert (answer.parameters, answer.final, int(answer["number"])) == (PARAMETERS, True, 1)
 
 
 @pytest.mark.parametrize("infer", [PUSHES, YIELDS, YIELDS.replace("def", "async def")])
 async def test_the_parameters_of_a_streams_answers_arrive(tmp_path: Path, infer: str) -> None:
-    async with reporting(tmp_path, infer, more=ANSWERS) as one:
-        [answer] = [answer async for answer in direct_stream(one.servable, code("1"), Call())]
+    async with reporting(tmp_path, infer, more=ANSWERS) as served:
+        [answer] = [answer async for answer in direct_stream(served.servable, code("1"), Call())]
         assert isinstance(answer, Answer)
         assert (answer.parameters, answer.final) == (PARAMETERS, True)
 
 
 async def test_parameters_that_cannot_be_handed_over(tmp_path: Path) -> None:
     text = "triglot.core.types.Answer({}, {'odd': object()})"
-    async with reporting(tmp_path) as one:
+    async with reporting(tmp_path) as served:
         with pytest.raises(Internal, match="'reporting' returned response parameters: a value of object"):
-            await one.run(text)
+            await served.run(text)

@@ -134,11 +134,11 @@ async def test_what_is_loaded_by_a_function_without_a_name(tmp_path: Path) -> No
 async def test_processes_run_on_their_cpus(tmp_path: Path) -> None:
     there = sorted(os.sched_getaffinity(0))
     cpus = [there[-1], there[0]]
-    async with reporting(tmp_path, config=ModelConfig(cpus=cpus), more=TWO_INSTANCES) as one:
+    async with reporting(tmp_path, config=ModelConfig(cpus=cpus), more=TWO_INSTANCES) as served:
         gate = (
             "(folder / f'in-{os.getpid()}').touch()\nwhile len(list(folder.glob('in-*'))) < 2: time.sleep(0.005)"
         )
-        said = await asyncio.gather(*(one.say(f"{gate}\nanswer = os.sched_getaffinity(0)") for _ in range(2)))
+        said = await asyncio.gather(*(served.say(f"{gate}\nanswer = os.sched_getaffinity(0)") for _ in range(2)))
         assert sorted(said) == sorted(str({cpu}) for cpu in cpus)
 
 
@@ -165,8 +165,8 @@ async def test_a_process_logs_as_the_server(
     before = root.level
     root.setLevel("INFO")
     try:
-        async with reporting(tmp_path, PLAIN) as one:
-            await one.run(
+        async with reporting(tmp_path, PLAIN) as served:
+            await served.run(
                 "import logging\nlogging.info('noted')\nprint('printed')\nprint('wrong', file=sys.stderr)"
             )
         logging.info("gone on")

@@ -17,23 +17,23 @@ from waiting import until
 TWO_INSTANCES = "\nReporting.instances = 2\n"
 
 
-def process_of(one: Reporting, number: int) -> Any:
-    return one.model._pool._slots[number].process
+def process_of(served: Reporting, number: int) -> Any:
+    return served.model._pool._slots[number].process
 
 
 async def test_a_process_that_cannot_be_checked_keeps_no_other_from_that(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with reporting(tmp_path, more=TWO_INSTANCES) as one:
-        first, second = (process_of(one, number).body.pid for number in (0, 1))
-        process_of(one, 0).heartbeat = None
+    async with reporting(tmp_path, more=TWO_INSTANCES) as served:
+        first, second = (process_of(served, number).body.pid for number in (0, 1))
+        process_of(served, 0).heartbeat = None
         await until(lambda: "'NoneType' object has no attribute 'check'" in caplog.text)
         os.kill(second, signal.SIGKILL)
-        await until(lambda: one.readings()["processes_lost ended"] == 1 and one.readings()["processes"] == 2)
-        assert process_of(one, 0).body.pid == first
+        await until(lambda: served.readings()["processes_lost ended"] == 1 and served.readings()["processes"] == 2)
+        assert process_of(served, 0).body.pid == first
         os.kill(first, signal.SIGKILL)
-        await until(lambda: one.readings()["processes_lost ended"] == 2 and one.readings()["processes"] == 2)
-        assert await one.say("'run'") == "run"
+        await until(lambda: served.readings()["processes_lost ended"] == 2 and served.readings()["processes"] == 2)
+        assert await served.say("'run'") == "run"
         # Ten times a second, as long as it lasts, would fill the disk.
         assert caplog.text.count("a check failed") == 1
 
@@ -42,7 +42,7 @@ async def test_a_process_that_cannot_be_checked_keeps_no_other_from_that(
 async def test_a_replacement_that_cannot_be_begun_is_tried_again(
     tmp_path: Path, failing: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with reporting(tmp_path) as one:
+    async with reporting(tmp_path) as served:
         may, plain = threading.Event(), threading.Thread.start
 
         def start(thread: threading.Thread) -> None:
@@ -58,11 +58,11 @@ async def test_a_replacement_that_cannot_be_begun_is_tried_again(
         else:
             monkeypatch.setattr("triglot.executors.process.body._spawned", fork)
         with pytest.raises(Unavailable):
-            await one.run("os._exit(0)")
+            await served.run("os._exit(0)")
         with pytest.raises(Unavailable, match="could not be restarted: can't start new"):
-            await one.run("1")
+            await served.run("1")
         await until(lambda: "retrying in" in caplog.text)
         may.set()
         monkeypatch.undo()
-        await until(lambda: one.model.alive)
-        assert await one.say("'healed'") == "healed"
+        await until(lambda: served.model.alive)
+        assert await served.say("'healed'") == "healed"

@@ -23,35 +23,35 @@ from triglot.executors.remote.shared_memory import COPIED, MAX_HELD, Arena, Mirr
 
 @pytest.fixture(name="ends")
 def two_ends() -> Iterator[tuple[Channel, Channel]]:
-    one, other = (Channel(end) for end in socket.socketpair())
-    yield one, other
-    one.close()
+    local, other = (Channel(end) for end in socket.socketpair())
+    yield local, other
+    local.close()
     other.close()
 
 
 def pair(*, shares_memory: bool) -> tuple[Channel, Channel]:
     """Both ends of a channel, on one machine or between two."""
-    one, other = (Channel(end, shares_memory=shares_memory) for end in socket.socketpair())
-    return one, other
+    local, other = (Channel(end, shares_memory=shares_memory) for end in socket.socketpair())
+    return local, other
 
 
 @pytest.mark.parametrize("shares_memory", [True, False])
 @given(messages=st.lists(st.dictionaries(TEXTS, arrays(), max_size=3), min_size=1, max_size=4))
 def test_any_tensors_arrive(messages: list[dict[str, np.ndarray[Any, Any]]], shares_memory: bool) -> None:
-    one, other = pair(shares_memory=shares_memory)
+    local, other = pair(shares_memory=shares_memory)
     kept = []
     for tensors in messages:
-        one.send(Kind.CALL, placed=one.place(tensors))
+        local.send(Kind.CALL, placed=local.place(tensors))
         kept.append(other.receive().tensors)
         other.send(Kind.GO_ON)
-        one.receive()
+        local.receive()
     for tensors, arrived in zip(messages, kept, strict=True):
         assert arrived is not None
         assert {name: raw(array) for name, array in arrived.items()} == {
             name: raw(array) for name, array in tensors.items()
         }
         assert not any(array.flags.writeable for array in arrived.values())
-    one.close()
+    local.close()
     other.close()
 
 
@@ -65,13 +65,13 @@ def test_what_is_joined_on_its_way_arrives_as_if_it_had_been_before(
     array: np.ndarray[Any, Any], count: int, padding: int, shares_memory: bool
 ) -> None:
     members = [{"x": array[: at + 1]} for at in range(count)]
-    rows = sum(len(one["x"]) for one in members) + padding
-    one, other = pair(shares_memory=shares_memory)
-    one.send(Kind.CALL, placed=one.place(join(members, rows, hosted=True)))
+    rows = sum(len(member["x"]) for member in members) + padding
+    local, other = pair(shares_memory=shares_memory)
+    local.send(Kind.CALL, placed=local.place(join(members, rows, hosted=True)))
     arrived = other.receive().tensors
     assert arrived is not None
     assert raw(arrived["x"]) == raw(join(members, rows, hosted=False)["x"])
-    one.close()
+    local.close()
     other.close()
 
 
@@ -106,8 +106,8 @@ def test_what_somebody_still_reads_is_not_written(ends: tuple[Channel, Channel])
     for value in range(5):
         kept.append(echo(ends, value)[1:].reshape(-1, 3)[::2])
         acknowledge(ends)
-    assert [one[0, 0] for one in kept] == [0, 1, 2, 3, 4]
-    assert all((one == value).all() for value, one in enumerate(kept))
+    assert [tensor[0, 0] for tensor in kept] == [0, 1, 2, 3, 4]
+    assert all((tensor == value).all() for value, tensor in enumerate(kept))
     del kept[:]
     acknowledge(ends)
     echo(ends, 6)
@@ -119,7 +119,7 @@ def test_however_many_are_kept_the_regions_are_few(ends: tuple[Channel, Channel]
     for value in range(3 * MAX_HELD):
         kept.append(echo(ends, value))
         acknowledge(ends)
-    assert all((one == value).all() for value, one in enumerate(kept))
+    assert all((tensor == value).all() for value, tensor in enumerate(kept))
     assert regions(ends[0]) == MAX_HELD + 1
     del kept[:]
     for value in range(3):
@@ -141,7 +141,7 @@ def test_small_tensors_keep_no_region(ends: tuple[Channel, Channel]) -> None:
     for value in range(50):
         kept.append(echo(ends, value, 10))
         acknowledge(ends)
-    assert [one[0] for one in kept] == list(range(50))
+    assert [tensor[0] for tensor in kept] == list(range(50))
     assert regions(ends[0]) == 1
 
 
@@ -198,11 +198,11 @@ def test_places_that_cannot_be_are_refused(places: list[Place], text: str) -> No
     "data", [b"\xff" * HEAD.size, bytes(HEAD.size), HEAD.pack(5, 0, 1, 1, 0, 0, 0) + b"hello"]
 )
 def test_invalid_frame_ends_the_connection(data: bytes, shares_memory: bool) -> None:
-    one, other = pair(shares_memory=shares_memory)
-    one.socket.sendall(data)
+    local, other = pair(shares_memory=shares_memory)
+    local.socket.sendall(data)
     with pytest.raises(Gone):
         other.receive()
-    one.close()
+    local.close()
     other.close()
 
 

@@ -38,8 +38,8 @@ SUMS = """def infer(self, inputs{call}):
         return {{"y": x * 10}}"""
 
 
-async def ask(one: Reporting, value: int, call: Call | None = None) -> int:
-    answer = await direct_infer(one.servable, {"x": np.array([[value]])}, call or Call())
+async def ask(served: Reporting, value: int, call: Call | None = None) -> int:
+    answer = await direct_infer(served.servable, {"x": np.array([[value]])}, call or Call())
     result: np.ndarray[tuple[int, ...], np.dtype[np.int64]] = answer["y"]
     assert result.shape == (1, 1)
     return int(result[0, 0])
@@ -47,18 +47,18 @@ async def ask(one: Reporting, value: int, call: Call | None = None) -> int:
 
 @pytest.mark.parametrize("call", ["", ", call"])
 async def test_requests_are_joined_for_a_process(tmp_path: Path, call: str) -> None:
-    async with reporting(tmp_path, SUMS.format(call=call), more=BATCHED) as one:
-        first = asyncio.ensure_future(ask(one, -2))
-        await one.entered("in")
+    async with reporting(tmp_path, SUMS.format(call=call), more=BATCHED) as served:
+        first = asyncio.ensure_future(ask(served, -2))
+        await served.entered("in")
         calls = [Call() for _ in range(6)]
         for number, each in enumerate(calls):
             each.parameters = {"number": number}
-        others = [asyncio.ensure_future(ask(one, value, calls[value])) for value in range(6)]
-        await until(lambda: one.servable.queue_depth == 6)
+        others = [asyncio.ensure_future(ask(served, value, calls[value])) for value in range(6)]
+        await until(lambda: served.servable.queue_depth == 6)
         (tmp_path / "open").touch()
         assert await asyncio.gather(*others) == [0, 10, 20, 30, 40, 50]
         assert await first == -20
-        sizes = sorted(int(name.split("-")[2]) for name in one.files("ran-"))
+        sizes = sorted(int(name.split("-")[2]) for name in served.files("ran-"))
         # A model that gets the parameters may answer by them.
         assert sizes == ([1, 6] if not call else [1] * 7)
 
@@ -74,28 +74,28 @@ async def test_a_batch_is_joined_where_its_process_reads_it(
         copy_to(stack, whole)
 
     monkeypatch.setattr(Stack, "copy_to", copy_to_shared)
-    async with reporting(tmp_path, keyword + SUMS.format(call=""), more=BATCHED) as one:
-        first = asyncio.ensure_future(ask(one, -2))
-        await one.entered("in")
-        others = [asyncio.ensure_future(ask(one, value)) for value in range(6)]
-        await until(lambda: one.servable.queue_depth == 6)
+    async with reporting(tmp_path, keyword + SUMS.format(call=""), more=BATCHED) as served:
+        first = asyncio.ensure_future(ask(served, -2))
+        await served.entered("in")
+        others = [asyncio.ensure_future(ask(served, value)) for value in range(6)]
+        await until(lambda: served.servable.queue_depth == 6)
         (tmp_path / "open").touch()
         assert await asyncio.gather(*others) == [0, 10, 20, 30, 40, 50]
         assert await first == -20
-        assert sorted(int(name.split("-")[2]) for name in one.files("ran-")) == [1, 6]
+        assert sorted(int(name.split("-")[2]) for name in served.files("ran-")) == [1, 6]
 
 
 async def test_all_members_of_a_batch_are_unavailable_when_its_process_is_lost(tmp_path: Path) -> None:
-    async with reporting(tmp_path, SUMS.format(call=""), more=BATCHED) as one:
-        first = asyncio.ensure_future(ask(one, -2))
-        await one.entered("in")
-        others = [asyncio.ensure_future(ask(one, value)) for value in (1, -1, 3)]
-        await until(lambda: one.servable.queue_depth == 3)
+    async with reporting(tmp_path, SUMS.format(call=""), more=BATCHED) as served:
+        first = asyncio.ensure_future(ask(served, -2))
+        await served.entered("in")
+        others = [asyncio.ensure_future(ask(served, value)) for value in (1, -1, 3)]
+        await until(lambda: served.servable.queue_depth == 3)
         (tmp_path / "open").touch()
         assert await first == -20
         outcomes = await asyncio.gather(*others, return_exceptions=True)
         assert [isinstance(outcome, Unavailable) for outcome in outcomes] == [True] * 3
-        assert await ask(one, 4) == 40
+        assert await ask(served, 4) == 40
 
 
 async def test_a_sequence_stays_with_its_process(tmp_path: Path) -> None:
@@ -105,13 +105,13 @@ Reporting.sequence_batching = triglot.SequenceBatching(max_idle=3600)
 """
     pids = """def infer(self, inputs):
         return {"y": np.full_like(inputs["x"], os.getpid())}"""
-    async with reporting(tmp_path, pids, more=DECLARED + sequences) as one:
+    async with reporting(tmp_path, pids, more=DECLARED + sequences) as served:
         seen: dict[int, set[int]] = {}
         for turn in range(10):
             for number in (1, 2, 3, 4):
                 call = Call()
                 call.scheduling = Scheduling(sequence_id=number, sequence_start=turn == 0, sequence_end=turn == 9)
-                seen.setdefault(number, set()).add(await ask(one, 0, call))
+                seen.setdefault(number, set()).add(await ask(served, 0, call))
         assert all(len(pids_of_one) == 1 for pids_of_one in seen.values())
 
 
@@ -126,17 +126,17 @@ Reporting.example = {
 
 
 async def test_a_replacement_is_warmed_up_before_it_is_called(tmp_path: Path) -> None:
-    async with reporting(tmp_path, more=WARMED) as one:
-        await warm_up(one.servable)
-        assert one.files("warm-") == [f"warm-{await one.pid()}"]
+    async with reporting(tmp_path, more=WARMED) as served:
+        await warm_up(served.servable)
+        assert served.files("warm-") == [f"warm-{await served.pid()}"]
         with pytest.raises(Unavailable):
-            await one.run("os._exit(0)")
-        assert f"warm-{await one.pid()}" in one.files("warm-")
+            await served.run("os._exit(0)")
+        assert f"warm-{await served.pid()}" in served.files("warm-")
         (tmp_path / "stop").touch()
         with pytest.raises(Unavailable):
-            await one.run("os._exit(0)")
+            await served.run("os._exit(0)")
         with pytest.raises(Unavailable, match="could not be restarted: division by zero"):
-            await one.run("1")
+            await served.run("1")
         (tmp_path / "stop").unlink()
-        await until(lambda: one.model.alive)
-        assert (await direct_infer(one.servable, code("'warm again'"), Call()))["said"].item() == b"warm again"
+        await until(lambda: served.model.alive)
+        assert (await direct_infer(served.servable, code("'warm again'"), Call()))["said"].item() == b"warm again"

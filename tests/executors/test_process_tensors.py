@@ -61,20 +61,20 @@ def test_large_tensors(echo: Any, seed: np.ndarray[Any, Any]) -> None:
 
 
 async def test_what_a_model_keeps_of_its_inputs_stays(tmp_path: Path) -> None:
-    async with reporting(tmp_path) as one:
+    async with reporting(tmp_path) as served:
         for value in range(5):
-            await one.run("self.state[len(self.state)] = inputs['x']", x=np.full(50_000, value))
+            await served.run("self.state[len(self.state)] = inputs['x']", x=np.full(50_000, value))
         same = "all((self.state[number] == number).all() for number in range(5))"
-        assert await one.say(same) == "True"
+        assert await served.say(same) == "True"
 
 
 async def test_outputs_of_any_layout_and_kind(tmp_path: Path) -> None:
-    async with reporting(tmp_path) as one:
+    async with reporting(tmp_path) as served:
         x = np.arange(60_000).reshape(200, 300)
         parts = (
             "{'t': inputs['x'].T, 's': inputs['x'][::2, ::3], 'same': inputs['x'], 'list': [[1.5, 2.5]], 'u': 'ü'}"
         )
-        answer = await one.run(parts, x=x)
+        answer = await served.run(parts, x=x)
         assert (answer["t"] == x.T).all()
         assert (answer["s"] == x[::2, ::3]).all()
         assert (answer["same"] == x).all()
@@ -83,25 +83,25 @@ async def test_outputs_of_any_layout_and_kind(tmp_path: Path) -> None:
 
 
 async def test_inputs_are_read_only(tmp_path: Path) -> None:
-    async with reporting(tmp_path) as one:
+    async with reporting(tmp_path) as served:
         for size in (10, 100_000):
-            assert await one.say("inputs['x'].flags.writeable", x=np.zeros(size)) == "False"
+            assert await served.say("inputs['x'].flags.writeable", x=np.zeros(size)) == "False"
 
 
 def test_a_frame_that_is_too_long_says_later_what_it_was_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frames, "MAX_FRAME", 10_000)
-    one, other = (Channel(end) for end in socket.socketpair())
+    local, other = (Channel(end) for end in socket.socketpair())
     sizes = []
     for _ in range(5):
-        one.send(Kind.CALL, placed=one.place({"x": np.zeros(COPIED)}))
+        local.send(Kind.CALL, placed=local.place({"x": np.zeros(COPIED)}))
         assert other.receive().tensors is not None
         with pytest.raises(FrameError, match="expected at most 10000"):
             other.send(Kind.DONE, placed=other.place({"y" * 70_000: np.zeros(COPIED)}))
         other.send(Kind.FAILED)
-        one.receive()
-        sizes.append((one.arena.held, other.arena.held))
+        local.receive()
+        sizes.append((local.arena.held, other.arena.held))
     # The same region again and again, and none of what was not sent.
     assert len(set(sizes)) == 1
     assert sizes[0][1] == 0
-    one.close()
+    local.close()
     other.close()

@@ -117,15 +117,15 @@ def _kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, kept:
 
 
 async def test_instances_are_spread_over_the_nodes(tmp_path: Path) -> None:
-    async with reporting(tmp_path, more=TWO_INSTANCES) as one:
-        assert sum(name.startswith("node_instances") for name in one.readings()) == 2
+    async with reporting(tmp_path, more=TWO_INSTANCES) as served:
+        assert sum(name.startswith("node_instances") for name in served.readings()) == 2
         gate = (
             "(folder / f'in-{os.getpid()}').touch()\nwhile len(list(folder.glob('in-*'))) < 2: time.sleep(0.005)"
         )
-        said = await asyncio.gather(*(one.say(f"{gate}\nanswer = os.getpid()") for _ in range(2)))
+        said = await asyncio.gather(*(served.say(f"{gate}\nanswer = os.getpid()") for _ in range(2)))
         assert len({*said, str(os.getpid())}) == 3
-        assert one.servable.alive
-    assert one.files("closed") == sorted(f"closed-{pid}" for pid in said)
+        assert served.servable.alive
+    assert served.files("closed") == sorted(f"closed-{pid}" for pid in said)
 
 
 async def test_options_in_a_class_that_only_the_configuration_runs_on_ray(tmp_path: Path) -> None:
@@ -154,23 +154,23 @@ async def test_no_request_of_a_sequence_is_run_by_the_next_actor(
 
 
 async def test_plain_code_runs_on_the_main_thread_one_call_at_a_time(tmp_path: Path) -> None:
-    async with reporting(tmp_path) as one:
+    async with reporting(tmp_path) as served:
         text = """
 assert threading.current_thread() is threading.main_thread()
 self.state["running"] = self.state.get("running", 0) + 1
 time.sleep(0.02)
 answer, self.state["running"] = self.state["running"], self.state["running"] - 1
 """
-        assert {*await asyncio.gather(*(one.say(text) for _ in range(20)))} == {"1"}
+        assert {*await asyncio.gather(*(served.say(text) for _ in range(20)))} == {"1"}
 
 
 async def test_the_next_call_travels_while_one_runs(tmp_path: Path) -> None:
     waits = "(folder / 'in').touch()\nwhile not (folder / 'go').exists(): time.sleep(0.005)"
-    async with reporting(tmp_path) as one:
-        (process,) = one.model._pool.ready()
-        running = asyncio.ensure_future(one.run(waits))
-        await one.entered("in")
-        waiting = asyncio.ensure_future(one.say("inputs['x'].sum()", x=np.ones(1 << 20)))
+    async with reporting(tmp_path) as served:
+        (process,) = served.model._pool.ready()
+        running = asyncio.ensure_future(served.run(waits))
+        await served.entered("in")
+        waiting = asyncio.ensure_future(served.say("inputs['x'].sum()", x=np.ones(1 << 20)))
         await until(lambda: process.calls.count == 2)
         (tmp_path / "go").touch()
         await running
@@ -179,19 +179,19 @@ async def test_the_next_call_travels_while_one_runs(tmp_path: Path) -> None:
 
 async def test_a_cancelled_call_that_waits_in_the_actor_is_not_run(tmp_path: Path) -> None:
     waits = "(folder / 'in').touch()\nwhile not call.cancelled: time.sleep(0.005)"
-    async with reporting(tmp_path) as one:
-        (process,) = one.model._pool.ready()
-        running = asyncio.ensure_future(one.run(waits))
-        await one.entered("in")
-        waiting = asyncio.ensure_future(one.run("(folder / 'run').touch()"))
+    async with reporting(tmp_path) as served:
+        (process,) = served.model._pool.ready()
+        running = asyncio.ensure_future(served.run(waits))
+        await served.entered("in")
+        waiting = asyncio.ensure_future(served.run("(folder / 'run').touch()"))
         await until(lambda: process.calls.count == 2)
         first, second = (process.calls._states[number] for number in sorted(process.calls._states))
         # The actor learns of both over one connection, in this order.
         for state, call in ((second, waiting), (first, running)):
             call.cancel()
             await until(lambda state=state: state.cancelled)  # type: ignore[misc]
-        await one.run("1")
-        assert one.files("run") == []
+        await served.run("1")
+        assert served.files("run") == []
 
 
 OWN_LEAVING_NOTHING = [

@@ -28,9 +28,9 @@ Ends = tuple[Channel, Channel]
 
 @pytest.fixture(name="ends")
 def both_ends() -> Iterator[Ends]:
-    one, other = (Channel(end, shares_memory=False) for end in socket.socketpair())
-    with closing(one), closing(other):
-        yield one, other
+    local, other = (Channel(end, shares_memory=False) for end in socket.socketpair())
+    with closing(local), closing(other):
+        yield local, other
 
 
 def test_tensors_larger_than_what_the_network_holds(ends: Ends) -> None:
@@ -57,7 +57,7 @@ def test_frames_of_several_threads_do_not_mix(ends: Ends) -> None:
             message = ends[1].receive()
             assert message.tensors is not None
             assert (message.tensors["x"] == message.call).all()
-        assert [one.result(SECONDS) for one in sent] == [None] * 4
+        assert [task.result(SECONDS) for task in sent] == [None] * 4
 
 
 @pytest.mark.parametrize("cut", [0, 3, 30, 200])

@@ -63,18 +63,18 @@ def _reason(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_an_actor_is_lost_in_a_call(
     tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with reporting(tmp_path) as one:
-        pid = await one.pid()
-        running = asyncio.ensure_future(one.run("(folder / 'in').touch()\ntime.sleep(600)"))
-        await one.entered("in")
+    async with reporting(tmp_path) as served:
+        pid = await served.pid()
+        running = asyncio.ensure_future(served.run("(folder / 'in').touch()\ntime.sleep(600)"))
+        await served.entered("in")
         monkeypatch.setattr(process, "MIN_SILENCE", SILENCE)
         os.kill(pid, number)
         with pytest.raises(Unavailable, match=r"^reporting: the actor that ran the request ") as caught:
             await running
         why = {signal.SIGKILL: "ended on node", signal.SIGSTOP: "sent no heartbeat for "}[number]
         assert why in str(caught.value)
-        assert await one.pid() != pid
-        assert one.readings()["processes"] == 1
+        assert await served.pid() != pid
+        assert served.readings()["processes"] == 1
 
 
 async def test_a_waiting_call_runs_in_the_replacement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,12 +84,12 @@ async def test_a_waiting_call_runs_in_the_replacement(tmp_path: Path, monkeypatc
 
 
 async def test_an_actor_is_lost_while_nobody_calls(tmp_path: Path) -> None:
-    async with reporting(tmp_path) as one:
-        pid = await one.pid()
+    async with reporting(tmp_path) as served:
+        pid = await served.pid()
         os.kill(pid, signal.SIGKILL)
-        await until(lambda: one.readings()["processes_lost ended"] == 1)
-        await until(lambda: one.readings()["processes"] == 1)
-        assert await one.pid() != pid
+        await until(lambda: served.readings()["processes_lost ended"] == 1)
+        await until(lambda: served.readings()["processes"] == 1)
+        assert await served.pid() != pid
 
 
 async def test_silent_strangers_connect_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,15 +101,15 @@ async def test_silent_strangers_connect_first(tmp_path: Path, monkeypatch: pytes
             return connect(address, secret)
 
         monkeypatch.setattr(ray_cluster, "connect", connect_after_strangers)
-        async with reporting(tmp_path) as one:
-            assert await one.pid()
+        async with reporting(tmp_path) as served:
+            assert await served.pid()
 
 
 class Callers:
     """Call again and again, each request under a name of its own, and keep what became of it."""
 
-    def __init__(self, one: Reporting, count: int) -> None:
-        self.one = one
+    def __init__(self, served: Reporting, count: int) -> None:
+        self.one = served
         self.answers: list[str] = []
         self.errors: list[tuple[float, str]] = []
         self._ends = False
@@ -137,22 +137,22 @@ async def test_a_node_is_killed_under_load(
     tmp_path: Path, ray_nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reporting_models, "CPUS", 4)  # One for each node.
-    async with reporting(tmp_path, more=TWO_INSTANCES) as one:
-        there = [name.split()[-1] for name in one.readings() if name.startswith("node_instances")]
+    async with reporting(tmp_path, more=TWO_INSTANCES) as served:
+        there = [name.split()[-1] for name in served.readings() if name.startswith("node_instances")]
         assert len(there) == 2
-        callers = Callers(one, 12)
+        callers = Callers(served, 12)
         await until(lambda: len(callers.answers) > 50)
         killed = time.monotonic()
         ray_nodes.kill(ray_nodes.nodes[0])
-        await until(lambda: one.readings()["processes"] == 1)
+        await until(lambda: served.readings()["processes"] == 1)
         known = time.monotonic()
         before = len(callers.answers)
         await until(lambda: len(callers.answers) > before + 50)  # The other one goes on.
         added = time.monotonic()
-        assert one.readings()["processes"] == 1
+        assert served.readings()["processes"] == 1
         ray_nodes.add()
         there_again = time.monotonic()
-        await until(lambda: one.readings()["processes"] == 2)
+        await until(lambda: served.readings()["processes"] == 2)
         back = time.monotonic()
         before = len(callers.answers)
         await until(lambda: len(callers.answers) > before + 50)
@@ -162,7 +162,7 @@ async def test_a_node_is_killed_under_load(
         for when, text in callers.errors:
             assert text.startswith("reporting: the actor that ran the request ")
             assert when <= known + 1
-        runs = [name.rpartition("-")[0] for name in one.files("run-")]
+        runs = [name.rpartition("-")[0] for name in served.files("run-")]
         assert len(runs) == len(set(runs))
         assert {f"run-{name}" for name in callers.answers} <= set(runs)
         print(
@@ -179,28 +179,28 @@ async def test_the_head_is_lost_and_comes_back(tmp_path: Path, monkeypatch: pyte
     with ExitStack() as clusters:
         first = clusters.enter_context(cluster(0, port, head_cpus=1))
         monkeypatch.setattr(reporting_models, "RAY", [first.address])
-        async with reporting(tmp_path, more=TWO_INSTANCES) as one:
+        async with reporting(tmp_path, more=TWO_INSTANCES) as served:
             address = first.address
-            pids = {one_process.body.pid for one_process in one.model._pool.ready()}
+            pids = {one_process.body.pid for one_process in served.model._pool.ready()}
             first.kill_head()
-            callers = Callers(one, 4)
+            callers = Callers(served, 4)
             await until(lambda: len(callers.answers) > 200)
             assert callers.errors == []
             await callers.end()
             os.kill(pids.pop(), signal.SIGKILL)
-            await until(lambda: one.readings()["processes"] == 1)
-            assert {await one.pid() for _ in range(10)} == pids
+            await until(lambda: served.readings()["processes"] == 1)
+            assert {await served.pid() for _ in range(10)} == pids
             assert len(pids) == 1
             await asyncio.to_thread(first.close)
-            await until(lambda: not one.servable.alive)
+            await until(lambda: not served.servable.alive)
             # Ray's signal handlers ask for the main thread.
             second = clusters.enter_context(cluster(0, port, head_cpus=1))
             assert second.address == address
             began = time.monotonic()
-            while not one.servable.alive:  # Until it has found the new one.
-                await asyncio.wait_for(one.changes.get(), 180)
+            while not served.servable.alive:  # Until it has found the new one.
+                await asyncio.wait_for(served.changes.get(), 180)
             print(f"serves again {time.monotonic() - began:.2f} s after the new head is there")
-            assert await one.pid() not in pids
+            assert await served.pid() not in pids
 
 
 @pytest.mark.usefixtures("reason")
@@ -216,10 +216,10 @@ async def test_an_actor_takes_too_much_memory(
     node = ray_nodes.add(small=1)
     try:
         monkeypatch.setattr(reporting_models, "RESOURCES", {"small": 0.1})
-        async with reporting(tmp_path) as one:
-            pid = await one.pid()
+        async with reporting(tmp_path) as served:
+            pid = await served.pid()
             with pytest.raises(Unavailable, match=r"^reporting: the actor that ran the request .*memory"):
-                await one.run(grows)
-            assert await one.pid() != pid
+                await served.run(grows)
+            assert await served.pid() != pid
     finally:
         ray_nodes.remove(node)

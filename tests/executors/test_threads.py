@@ -70,19 +70,19 @@ class Gate:
 
 
 async def test_work_runs_in_the_order_in_which_it_was_started() -> None:
-    async with executor() as one:
+    async with executor() as pool:
         taken: dict[str, list[int]] = {}
         works = [Noted(number, taken) for number in range(5)]
         for work in works:
-            one.start(work)
+            pool.start(work)
         await asyncio.gather(*(work.future for work in works))
         assert taken == {"0": [0, 1, 2, 3, 4]}
 
 
 async def test_a_full_queue_refuses_at_once_with_a_retry_hint() -> None:
     gate, taken = Gate(), dict[str, list[int]]()
-    async with executor(gate) as one:
-        queue = Queue(2, one, asyncio.get_running_loop().call_soon)
+    async with executor(gate) as pool:
+        queue = Queue(2, pool, asyncio.get_running_loop().call_soon)
         works = [Noted(number, taken) for number in range(4)]
         queue.put(works[0])
         await gate.has_thread()
@@ -104,30 +104,30 @@ async def test_a_full_queue_refuses_at_once_with_a_retry_hint() -> None:
 
 async def test_discarded_work_makes_room_and_is_never_run() -> None:
     gate, taken = Gate(), dict[str, list[int]]()
-    async with executor(gate) as one:
+    async with executor(gate) as pool:
         works = [Noted(number, taken) for number in range(3)]
-        one.start(works[0])
+        pool.start(works[0])
         await gate.has_thread()
-        one.start(works[1])
-        one.start(works[2])
-        assert one.discard(works[1])
-        assert not one.discard(works[1])
-        assert not one.discard(works[0])
+        pool.start(works[1])
+        pool.start(works[2])
+        assert pool.discard(works[1])
+        assert not pool.discard(works[1])
+        assert not pool.discard(works[0])
         gate.open.set()
         await asyncio.gather(works[0].future, works[2].future)
         assert taken == {"0": [0, 2]}
 
 
 async def test_threads_are_woken_once_for_all_that_one_turn_starts() -> None:
-    async with executor() as one:
+    async with executor() as pool:
         taken, deferred = dict[str, list[int]](), list[Callable[[], None]]()
         works = [Noted(number, taken) for number in range(3)]
         for work in works:
-            one.start(work, deferred.append)
+            pool.start(work, deferred.append)
         assert len(deferred) == 1
         deferred.pop()()
         await asyncio.gather(*(work.future for work in works))
-        one.start(again := Noted(3, taken), deferred.append)
+        pool.start(again := Noted(3, taken), deferred.append)
         assert len(deferred) == 1
         deferred.pop()()
         await again.future
@@ -135,11 +135,11 @@ async def test_threads_are_woken_once_for_all_that_one_turn_starts() -> None:
 
 @pytest.mark.parametrize("threads", [1, 4])
 async def test_threads_run_everything_exactly_once(threads: int) -> None:
-    async with executor(threads=threads) as one:
+    async with executor(threads=threads) as pool:
         taken: dict[str, list[int]] = {}
         works = [Noted(number, taken) for number in range(20_000)]
         for work in works:
-            one.start(work)
+            pool.start(work)
         await asyncio.gather(*(work.future for work in works))
     assert Counter(number for of in taken.values() for number in of) == Counter(range(20_000))
     assert all(of == sorted(of) for of in taken.values())
@@ -147,11 +147,11 @@ async def test_threads_run_everything_exactly_once(threads: int) -> None:
 
 async def test_what_waits_is_run_before_the_end() -> None:
     gate, taken = Gate(), dict[str, list[int]]()
-    async with executor(gate, threads=2) as one:
+    async with executor(gate, threads=2) as pool:
         works = [Noted(number, taken) for number in range(5)]
         for work in works:
-            one.start(work)
-        one.close()
+            pool.start(work)
+        pool.close()
         gate.open.set()
     await asyncio.gather(*(work.future for work in works))
     assert sorted(number for of in taken.values() for number in of) == [0, 1, 2, 3, 4]

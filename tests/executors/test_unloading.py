@@ -51,7 +51,7 @@ async def test_a_thread_that_has_not_ended_yet_holds_no_model(monkeypatch: pytes
     held = weakref.ref(model), weakref.ref(waited)
     await unload(model, "model 'm'", waited.until)
     del model, waited
-    assert [one() for one in held] == [None, None]
+    assert [reference() for reference in held] == [None, None]
     assert [thread.is_alive() for thread in threads] == [True]
     gate.set()
     threads[0].join()

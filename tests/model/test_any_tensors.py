@@ -71,12 +71,12 @@ def test_outputs_are_given_as_they_are() -> None:
     answer: dict[str, Any] = {"y": np.ones((2, 1), "f8"), "t": np.array(["a"]), "n": 3}
     check_requested_outputs(ANY, request(outputs=("y",)))
     outputs = bind_outputs(ANY, answer, (), "m")
-    assert [(one.name, one.datatype, one.array.shape) for one in outputs] == [
+    assert [(output.name, output.datatype, output.array.shape) for output in outputs] == [
         ("y", "FP64", (2, 1)),
         ("t", "BYTES", (1,)),
         ("n", "INT64", ()),
     ]
-    assert [one.name for one in bind_outputs(ANY, answer, ("n", "y"), "m")] == ["n", "y"]
+    assert [bound.name for bound in bind_outputs(ANY, answer, ("n", "y"), "m")] == ["n", "y"]
 
 
 def test_an_output_that_was_not_given_is_the_callers_mistake() -> None:

@@ -27,7 +27,7 @@ X = TensorSpec("x", "INT32", [-1])
 NAMES = ("a", "b", "c", "d")
 
 
-def one(name: str, *values: int) -> InputTensor:
+def input_of(name: str, *values: int) -> InputTensor:
     return InputTensor(name, "INT32", (len(values),), np.array(values, "i4"))
 
 
@@ -47,7 +47,7 @@ def test_a_request_needs_what_is_required_and_gets_what_it_sends_and_the_default
         [],
         defaults={name: np.array([7], "i4") for name, kind in declared.items() if kind == "default"},
     )
-    request = InferenceRequest("m", inputs=[one(name, 1) for name in sorted(sent)])
+    request = InferenceRequest("m", inputs=[input_of(name, 1) for name in sorted(sent)])
     required = {name for name, kind in declared.items() if kind == "required"}
     defaults = {name for name, kind in declared.items() if kind == "default"}
     assert signature.may_lack == declared.keys() - required
@@ -63,7 +63,7 @@ def test_a_request_needs_what_is_required_and_gets_what_it_sends_and_the_default
 def test_the_error_names_only_what_is_missing() -> None:
     signature = Signature([X, optional("bias"), TensorSpec("scale", "INT32", [1])], [])
     with pytest.raises(InvalidRequest) as caught:
-        bind_inputs(signature, InferenceRequest("m", inputs=[one("bias", 1)]))
+        bind_inputs(signature, InferenceRequest("m", inputs=[input_of("bias", 1)]))
     assert caught.value.message == (
         "expected number of inputs between 2 and 3 but got 1 inputs for model 'm'. Got input(s) ['bias'], but "
         "missing required input(s) ['x','scale']. Please provide all required input(s)."

@@ -50,8 +50,13 @@ def statuses(channel: grpc.Channel, model: str) -> list[Status]:
     response = call(management_pb2.GetModelStatusRequest(model_spec={"name": model}), timeout=SECONDS)
     state_name, code_name = management_pb2.ModelVersionStatus.State.Name, error_codes_pb2.Code.Name
     return [
-        Status(one.version, state_name(one.state), one.status.error_message, code_name(one.status.error_code))
-        for one in response.model_version_status
+        Status(
+            status.version,
+            state_name(status.state),
+            status.status.error_message,
+            code_name(status.status.error_code),
+        )
+        for status in response.model_version_status
     ]
 
 

@@ -42,7 +42,8 @@ def expected(data: bytes) -> Message:
     member = read.WhichOneof("data_oneof")
     if member == "gtensors":
         value = [
-            GrpsTensor(one.name, one.dtype, tuple(one.shape), elements_of(one)) for one in read.gtensors.tensors
+            GrpsTensor(tensor.name, tensor.dtype, tuple(tensor.shape), elements_of(tensor))
+            for tensor in read.gtensors.tensors
         ]
     elif member == "gmap":
         value = GrpsMap(*[dict(getattr(read.gmap, name)) for name in MAPS])
@@ -61,8 +62,14 @@ def comparable(message: Message) -> tuple[Any, ...]:
     data: Any = message.data
     if isinstance(data, list):
         data = [
-            (one.name, one.dtype, one.shape, one.elements.dtype.str, list(map(repr, one.elements.tolist())))
-            for one in data
+            (
+                tensor.name,
+                tensor.dtype,
+                tensor.shape,
+                tensor.elements.dtype.str,
+                list(map(repr, tensor.elements.tolist())),
+            )
+            for tensor in data
         ]
     elif isinstance(data, GrpsMap):
         data = [{key: repr(value) for key, value in getattr(data, name).items()} for name in MAPS]
@@ -79,7 +86,7 @@ def _integer_list(tag: int) -> st.SearchStrategy[bytes]:
     values = st.lists(_INTEGERS, max_size=5)
     return st.one_of(
         values.map(lambda some: field(tag, packed(some))),
-        values.map(lambda some: b"".join([varint_field(tag, one) for one in some])),
+        values.map(lambda some: b"".join([varint_field(tag, value) for value in some])),
     )
 
 
@@ -88,7 +95,7 @@ def _float_list(tag: int, size: int) -> st.SearchStrategy[bytes]:
     single = fixed32_field if size == 4 else fixed64_field
     return st.one_of(
         values.map(lambda some: field(tag, b"".join(some))),
-        values.map(lambda some: b"".join([single(tag, one) for one in some])),
+        values.map(lambda some: b"".join([single(tag, value) for value in some])),
     )
 
 

@@ -28,7 +28,7 @@ def ndarray(*values: float, shape: tuple[int, ...] | None = None) -> Message:
 
 
 def signature(*inputs: tuple[str, str, list[int] | None], defaults: dict[str, Array] | None = None) -> Signature:
-    return Signature([TensorSpec(*one) for one in inputs], [], defaults=defaults or {})
+    return Signature([TensorSpec(*tensor) for tensor in inputs], [], defaults=defaults or {})
 
 
 def inputs(message: Message | Data, wanted: Signature) -> dict[str, Array]:

@@ -21,9 +21,9 @@ BLANKS = b" " * LARGE_FROM_BYTES
 """Behind a small body they make it a large one."""
 
 
-def same_message(one: Message, other: Message) -> bool:
+def same_message(message: Message, other: Message) -> bool:
     """Equal, in type and dtype too; NaN is equal to itself."""
-    return _comparable(one) == _comparable(other)
+    return _comparable(message) == _comparable(other)
 
 
 def _comparable(message: Message) -> str:

@@ -31,7 +31,7 @@ async def sending(*messages: bytes) -> AsyncIterator[bytes]:
 
 
 async def answers(server: Live, *messages: bytes, **options: Any) -> list[pb.ModelStreamInferResponse]:
-    return [one async for one in server.stream_infer(sending(*messages), timeout=30, **options)]
+    return [response async for response in server.stream_infer(sending(*messages), timeout=30, **options)]
 
 
 def parameters(answer: pb.ModelStreamInferResponse) -> dict[str, Any]:

@@ -141,17 +141,19 @@ async def stream(served: Served, messages: Sequence[pb.ModelInferRequest]) -> li
 
 def _said(reply: pb.ModelInferResponse) -> Said:
     pairs = zip(reply.outputs, reply.raw_output_contents, strict=True)
-    return Said(Code.OK, "", {one.name: (one.datatype, list(one.shape), raw) for one, raw in pairs})
+    return Said(Code.OK, "", {pair.name: (pair.datatype, list(pair.shape), raw) for pair, raw in pairs})
 
 
 def message_of(model: str, inputs: Sequence[In], outputs: Wishes, request_id: str = "") -> pb.ModelInferRequest:
     message = pb.ModelInferRequest(model_name=model, id=request_id)
-    for one in inputs:
-        tensor = message.inputs.add(name=one.name, datatype=one.kind, shape=one.dims)
-        if isinstance(one.data, RegionSlice):
-            _set(tensor.parameters, options(OutputOptions(region=one.data)))
+    for input_tensor in inputs:
+        tensor = message.inputs.add(name=input_tensor.name, datatype=input_tensor.kind, shape=input_tensor.dims)
+        if isinstance(input_tensor.data, RegionSlice):
+            _set(tensor.parameters, options(OutputOptions(region=input_tensor.data)))
         else:
-            message.raw_input_contents.append(one.data if isinstance(one.data, bytes) else one.data.tobytes())
+            message.raw_input_contents.append(
+                input_tensor.data if isinstance(input_tensor.data, bytes) else input_tensor.data.tobytes()
+            )
     for name, wish in outputs.items():
         _set(message.outputs.add(name=name).parameters, options(wish))
     return message
@@ -177,12 +179,16 @@ def options(wish: OutputOptions | None) -> dict[str, Any]:
 
 async def _rest(served: Served, model: str, inputs: Sequence[In], outputs: Wishes) -> Said:
     tensors, tail = [], b""
-    for one in inputs:
-        tensor: dict[str, Any] = {"name": one.name, "datatype": one.kind, "shape": one.dims}
-        if isinstance(one.data, RegionSlice):
-            tensor["parameters"] = options(OutputOptions(region=one.data))
+    for input_tensor in inputs:
+        tensor: dict[str, Any] = {
+            "name": input_tensor.name,
+            "datatype": input_tensor.kind,
+            "shape": input_tensor.dims,
+        }
+        if isinstance(input_tensor.data, RegionSlice):
+            tensor["parameters"] = options(OutputOptions(region=input_tensor.data))
         else:
-            raw = one.data if isinstance(one.data, bytes) else one.data.tobytes()
+            raw = input_tensor.data if isinstance(input_tensor.data, bytes) else input_tensor.data.tobytes()
             tensor["parameters"] = {"binary_data_size": len(raw)}
             tail += raw
         tensors.append(tensor)

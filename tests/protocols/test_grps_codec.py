@@ -161,10 +161,12 @@ def test_unknown_fields_stay_beside_the_new_status() -> None:
 def test_every_list_there_and_back(dtype: int, size: int) -> None:
     name, kind = LIST_OF[dtype]
     numbers = np.arange(size) % 1000
-    elements: Array = np.array([str(one) for one in numbers], object) if kind == "O" else numbers.astype(kind)
+    elements: Array = (
+        np.array([str(number) for number in numbers], object) if kind == "O" else numbers.astype(kind)
+    )
     encoded = encode_message(Message(data=[GrpsTensor("x", dtype, (size,), elements)]))
     read = pb.GrpsMessage.FromString(encoded).gtensors.tensors[0]
-    assert [one.name for one, _ in read.ListFields()] == ["name", "dtype", "shape", name]
+    assert [descriptor.name for descriptor, _ in read.ListFields()] == ["name", "dtype", "shape", name]
     assert read.SerializeToString() in encoded
     assert (elements_of(read) == elements).all()
     decoded = tensors(encoded)[0].elements

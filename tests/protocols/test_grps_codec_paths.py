@@ -235,10 +235,10 @@ def test_a_status_in_pieces() -> None:
 
 @pytest.mark.parametrize("padding", [b"", PADDING], ids=["small", "large"])
 def test_limits(padding: bytes) -> None:
-    one = field(1, b"")
-    assert len(tensors(padding + field(5, one * 1024))) == 1024
-    assert refusal(padding + field(5, one * 1025)) == "the request has more than 1024 tensors"
-    assert refusal(padding + field(5, one * 1024) + field(5, one)) == "the request has more than 1024 tensors"
+    empty = field(1, b"")
+    assert len(tensors(padding + field(5, empty * 1024))) == 1024
+    assert refusal(padding + field(5, empty * 1025)) == "the request has more than 1024 tensors"
+    assert refusal(padding + field(5, empty * 1024) + field(5, empty)) == "the request has more than 1024 tensors"
     shape = packed([1] * 32)
     assert tensors(padding + tensor_field(field(3, shape)))[0].shape == (1,) * 32
     for long in (field(3, shape + b"\1"), field(3, shape) + varint_field(3, 1), varint_field(3, 1) * 70):

@@ -116,15 +116,15 @@ def test_protobuf_prints_the_same(message: Message) -> None:
     assert alike(printed(message), json.loads(text))
 
 
-def alike(one: Any, other: Any) -> bool:
+def alike(first: Any, other: Any) -> bool:
     """Equal, numbers as closely as FP32 tells."""
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(alike(item, other[key]) for key, item in one.items())
-    if isinstance(one, list):
-        return len(one) == len(other) and all(map(alike, one, other))
-    if isinstance(one, float):
-        return isinstance(other, float) and math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-45)
-    return type(one) is type(other) and bool(one == other)
+    if isinstance(first, dict):
+        return first.keys() == other.keys() and all(alike(item, other[key]) for key, item in first.items())
+    if isinstance(first, list):
+        return len(first) == len(other) and all(map(alike, first, other))
+    if isinstance(first, float):
+        return isinstance(other, float) and math.isclose(first, other, rel_tol=1e-6, abs_tol=1e-45)
+    return type(first) is type(other) and bool(first == other)
 
 
 @pytest.mark.parametrize("values", [[1, 2.5], [[1], [2]]])

@@ -63,8 +63,8 @@ def test_other_numbers_are_sliced_out() -> None:
     decode = decoder()
     shape = field(3, b"\2")
     first, other = (
-        message(tensor(FLOAT32, shape, field(10, pair)), tensor(FLOAT64, field(11, struct.pack("<d", one))))
-        for pair, one in ((floats(1, 2), 3), (floats(4, float("nan")), 5))
+        message(tensor(FLOAT32, shape, field(10, pair)), tensor(FLOAT64, field(11, struct.pack("<d", number))))
+        for pair, number in ((floats(1, 2), 3), (floats(4, float("nan")), 5))
     )
     assert decode(first).layout is None
     for data in (other, first):
@@ -74,7 +74,7 @@ def test_other_numbers_are_sliced_out() -> None:
         assert same(decode, data)
     sliced_out = message_of(decode(other)).data
     assert isinstance(sliced_out, list)
-    assert not any(one.elements.flags.writeable for one in sliced_out)
+    assert not any(tensor.elements.flags.writeable for tensor in sliced_out)
 
 
 def test_what_else_differs_is_parsed() -> None:
@@ -115,18 +115,25 @@ def bound(decode: RequestDecoder, signature: Signature, values: bytes, *, halves
     request = decode(message(tensor(field(3, b"\2"), *elements, name="")))
     layout = request.layout
     if layout is not None and layout.signature is signature:
-        return [(one.name, one.datatype, one.shape, one.data) for one in layout.inputs(request.values)], True
+        return [
+            (tensor.name, tensor.datatype, tensor.shape, tensor.data) for tensor in layout.inputs(request.values)
+        ], True
     asked = message_of(request)
     inputs = bind_message(asked, signature, "m")
     if layout is not None:
         layout.learn(signature, asked, inputs)
-    return [(one.name, one.datatype, one.shape, bytes(one.data)) for one in inputs], False
+    return [(tensor.name, tensor.datatype, tensor.shape, bytes(tensor.data)) for tensor in inputs], False
 
 
 def test_a_form_knows_the_inputs_of_the_signature_that_it_was_bound_to() -> None:
     decode = decoder()
-    one, other = (Signature([TensorSpec(name, "FP32", [-1])], []) for name in "ab")
-    for signature, name, known in ((one, "a", False), (one, "a", False), (one, "a", True), (one, "a", True)):
+    signature_a, other = (Signature([TensorSpec(name, "FP32", [-1])], []) for name in "ab")
+    for signature, name, known in (
+        (signature_a, "a", False),
+        (signature_a, "a", False),
+        (signature_a, "a", True),
+        (signature_a, "a", True),
+    ):
         values = floats(1, 2) if known else floats(3, float("inf"))
         assert bound(decode, signature, values) == ([(name, "FP32", (2,), values)], known)
     assert bound(decode, other, floats(5, 6)) == ([("b", "FP32", (2,), floats(5, 6))], False)

@@ -168,7 +168,7 @@ def test_packed_floats_reach_the_model_without_a_copy() -> None:
 def test_types_that_grps_lacks(datatype: str, dtype: int, elements: list[Any]) -> None:
     array = inputs([tensor(dtype, elements)], signature(("x", datatype, [-1])))["x"]
     assert array.dtype == DATATYPES[datatype].dtype
-    assert [float(one) for one in array.tolist()] == [float(one) for one in elements]
+    assert [float(value) for value in array.tolist()] == [float(element) for element in elements]
 
 
 @pytest.mark.parametrize(
@@ -214,17 +214,17 @@ def test_a_cast_loses_nothing_or_is_refused(data: st.DataObject) -> None:
         values = np.array(data.draw(st.lists(numbers, max_size=3)), np.float64 if dtype.kind == "f" else object)
         if dtype.kind != "f":
             bounds = np.iinfo(dtype)
-            values = np.array([int(one) for one in values if abs(one) < 1e30], object)
-            values = np.array([one for one in values if bounds.min <= one <= bounds.max], object)
+            values = np.array([int(value) for value in values if abs(value) < 1e30], object)
+            values = np.array([value for value in values if bounds.min <= value <= bounds.max], object)
         array = values.astype(dtype)
     cast = lossless(array, target)
     if cast is None:
         with np.errstate(all="ignore"):
             changed = array.astype(DATATYPES[target].dtype)
-        assert [exact(one) for one in changed] != [exact(one) for one in array] or beyond(array, target)
+        assert [exact(value) for value in changed] != [exact(value) for value in array] or beyond(array, target)
     else:
         assert cast.dtype == DATATYPES[target].dtype
-        assert [exact(one) for one in cast] == [exact(one) for one in array]
+        assert [exact(value) for value in cast] == [exact(value) for value in array]
 
 
 def exact(value: Any) -> int | str:
@@ -241,6 +241,6 @@ def beyond(array: Array, datatype: str) -> bool:
     if dtype.kind not in "iu":
         return False
     bounds = np.iinfo(dtype)
-    return any(not bounds.min <= float(one) <= bounds.max + 1 or np.isnan(float(one)) for one in array) or any(
-        float(one) == bounds.max + 1 for one in array
-    )
+    return any(
+        not bounds.min <= float(value) <= bounds.max + 1 or np.isnan(float(value)) for value in array
+    ) or any(float(value) == bounds.max + 1 for value in array)

@@ -54,7 +54,7 @@ def test_bytes_that_are_no_text_come_back_as_bytes() -> None:
 def test_other_outputs_are_tensors(asked: Data, arrays: dict[str, Array]) -> None:
     tensors = answer(asked, **arrays)
     assert isinstance(tensors, list)
-    assert {one.name: one.elements.tolist() for one in tensors} == {
+    assert {tensor.name: tensor.elements.tolist() for tensor in tensors} == {
         name: array.tolist() for name, array in arrays.items()
     }
 

@@ -199,7 +199,7 @@ def anything(data: Data) -> list[tuple[str, str, tuple[int, ...], Any]]:
         Signature((), (), any_tensors=True),
         InferenceRequest("m", inputs=(given := tensors_of(Message(data=data)))),
     )
-    return [(one.name, one.datatype, one.shape, bound[one.name].tolist()) for one in given]
+    return [(tensor.name, tensor.datatype, tensor.shape, bound[tensor.name].tolist()) for tensor in given]
 
 
 def test_tensors_for_a_model_that_takes_any() -> None:

@@ -47,7 +47,7 @@ async def readings(served: Served, accept: str) -> dict[str, float]:
     """The numbers of model m, by name, and of no model."""
     _, _, body = await served.rest.call("GET", "/metrics", headers={"Accept": accept})
     samples = [sample for family in READERS[accept](body.decode()) for sample in family.samples]
-    return {one.name: one.value for one in samples if one.labels == {"model": "m", "version": "1"}}
+    return {sample.name: sample.value for sample in samples if sample.labels == {"model": "m", "version": "1"}}
 
 
 @pytest.mark.parametrize("accept", READERS)
@@ -60,14 +60,14 @@ async def test_busy_instances_of_all(tmp_path: Path, accept: str) -> None:
         async def look() -> dict[str, float]:
             return await readings(served, accept)
 
-        found = await until_found(look, lambda one: one["triglot_instances_busy"] == 2)
+        found = await until_found(look, lambda values: values["triglot_instances_busy"] == 2)
         assert (found["triglot_instances"], found["triglot_held_requests"]) == (3, 2)
         calls += [asyncio.create_task(ask(served, "m")) for _ in range(2)]
-        found = await until_found(look, lambda one: one["triglot_queue_depth"] == 1)
+        found = await until_found(look, lambda values: values["triglot_queue_depth"] == 1)
         assert (found["triglot_instances_busy"], found["triglot_held_requests"]) == (3, 4)
         model.gate.set()
         await asyncio.gather(*calls)
-        await until_found(look, lambda one: one["triglot_instances_busy"] == 0)
+        await until_found(look, lambda values: values["triglot_instances_busy"] == 0)
 
 
 async def test_code_on_the_loop_has_no_instances(tmp_path: Path) -> None:
@@ -86,7 +86,9 @@ async def test_requests_are_counted_without_limits(tmp_path: Path) -> None:
     model = Held()
     async with serve_models([tmp_path], load=lambda *_: model, **none) as served:
         call = asyncio.create_task(ask(served, "m"))
-        await until_found(lambda: readings(served, "text/plain"), lambda one: one["triglot_held_requests"] == 1)
+        await until_found(
+            lambda: readings(served, "text/plain"), lambda values: values["triglot_held_requests"] == 1
+        )
         model.gate.set()
         await call
 
@@ -106,7 +108,7 @@ async def test_which_versions_run(tmp_path: Path, accept: str) -> None:
     put(tmp_path / "m" / "1")
     async with serve_models([tmp_path]) as served:
         _, _, body = await served.rest.call("GET", "/metrics", headers={"Accept": accept})
-        (build,) = [one for one in READERS[accept](body.decode()) if one.name == "triglot_build_info"]
+        (build,) = [family for family in READERS[accept](body.decode()) if family.name == "triglot_build_info"]
         (sample,) = build.samples
         assert sample.labels == {"version": triglot.__version__, "python": platform.python_version()}
         assert sample.value == 1

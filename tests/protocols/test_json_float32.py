@@ -24,8 +24,8 @@ def test_the_numbers_are_the_nearest_ones(values: list[float]) -> None:
     array = float32_array(values)
     assert array.dtype == np.float32
     np.testing.assert_array_equal(array, expected)
-    assert [math.copysign(1, one) for one in array if one == 0] == [
-        math.copysign(1, one) for one in expected if one == 0
+    assert [math.copysign(1, value) for value in array if value == 0] == [
+        math.copysign(1, value) for value in expected if value == 0
     ]
 
 

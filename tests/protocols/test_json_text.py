@@ -42,9 +42,9 @@ def plain(value: Any) -> Any:
     return [plain(item) for item in value] if isinstance(value, list) else value
 
 
-def same(one: Any, other: Any) -> bool:
+def same(first: Any, other: Any) -> bool:
     """Equal, in type too; NaN is equal to itself."""
-    return repr(one) == repr(other)
+    return repr(first) == repr(other)
 
 
 SCALARS = st.one_of(

@@ -71,9 +71,9 @@ async def test_parameters_of_a_batch_are_those_of_each_request() -> None:
     async with live({"joined": Joined()}) as server:
         replies = await asyncio.gather(*(server.infer(asking("joined", at)) for at in range(20)))
     found = [pb.ModelInferResponse.FromString(reply) for reply in replies]
-    assert [VALUE.unpack(one.raw_output_contents[0])[0] for one in found] == list(range(20))
-    rows = [one.parameters["rows"].int64_param for one in found]
-    assert all(1 <= one <= 8 for one in rows)
+    assert [VALUE.unpack(response.raw_output_contents[0])[0] for response in found] == list(range(20))
+    rows = [response.parameters["rows"].int64_param for response in found]
+    assert all(1 <= row <= 8 for row in rows)
 
 
 async def test_answers_with_parameters_are_not_kept() -> None:

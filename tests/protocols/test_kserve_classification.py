@@ -219,7 +219,7 @@ async def test_texts_of_json(served: Served) -> None:
         "outputs": [{"name": "y", "parameters": {"classification": 2}}],
     }
     status, _, reply = await served.rest.call("POST", "/v2/models/labelled/infer", json.dumps(body).encode())
-    texts = [one.decode() for one in FIRST[:2]]
+    texts = [label.decode() for label in FIRST[:2]]
     assert (status, json.loads(reply)["outputs"]) == (
         200,
         [{"name": "y", "datatype": "BYTES", "shape": [2], "data": texts}],

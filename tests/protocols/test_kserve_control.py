@@ -442,7 +442,7 @@ async def test_one_name_in_two_repositories(interface: str, tmp_path: Path) -> N
         control = control_of(served, interface)
         code, text = await control.load("a")
         assert code is Code.INTERNAL
-        both = " and ".join(str(tmp_path / one / "a" / "model.py") for one in ("one", "two"))
+        both = " and ".join(str(tmp_path / root / "a" / "model.py") for root in ("one", "two"))
         twice = f"model 'a' appears in two or more repositories: {both}"
         assert twice in text
         assert await control.index() == [Row("a", "", "UNAVAILABLE", twice), Row("b")]

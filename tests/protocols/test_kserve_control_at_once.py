@@ -63,7 +63,7 @@ async def test_many_models_at_once(interface: str, tmp_path: Path) -> None:
     async with serve_models([tmp_path], **EXPLICIT) as served:
         control = control_of(served, interface)
         told = await asyncio.gather(*(control.load(name) for name in names))
-        assert [one == FINE for one in told] == [number != 3 for number in range(10)]
+        assert [outcome == FINE for outcome in told] == [number != 3 for number in range(10)]
         assert [await ask(served, name) for name in names if name != "m3"] == [0, 1, 2, *range(4, 10)]
         await asyncio.gather(*(control.unload(name) for name in names))
         assert {row.reason for row in await control.index() if row.state == "UNAVAILABLE"} == {UNLOADED}
@@ -173,7 +173,7 @@ async def test_a_server_that_stops_while_a_model_loads(interface: str, tmp_path:
         control = control_of(served, interface)
         loads = [asyncio.create_task(control.load(name)) for name in ("a", "b")]
         await until(lambda: len(load.begun) == 1)
-        await until(lambda: sum(one.in_flight for one in served.server.telemetry.endpoints()) == 2)
+        await until(lambda: sum(endpoint.in_flight for endpoint in served.server.telemetry.endpoints()) == 2)
         stopping = asyncio.create_task(served.server.stop())
         assert await asyncio.gather(*loads) == [(Code.UNAVAILABLE, "the server is shutting down")] * 2
         await stopping

@@ -52,12 +52,12 @@ async def assert_that_all_is_well(client: Client) -> None:
     )
 
 
-def one(model: str, tensor: Tensor, **more: Any) -> Infer:
+def infer_of(model: str, tensor: Tensor, **more: Any) -> Infer:
     return Infer(model, [tensor], **more)
 
 
 def texts(shape: list[int], raw: bytes) -> Infer:
-    return one("identity_bytes", Tensor("x", "BYTES", shape, raw))
+    return infer_of("identity_bytes", Tensor("x", "BYTES", shape, raw))
 
 
 FP32, SHAPE = "identity_fp32", "unexpected shape for input 'x' for model 'any_rank'. Expected"
@@ -90,11 +90,11 @@ MISFITS: list[tuple[str, Infer, str]] = [
     ("output twice", Infer("two_inputs", [A, B], ["sum", "sum"]), "output 'sum' already exists in request"),
     (
         "datatype",
-        one(FP32, Tensor("x", "INT32", [1, 1], I7)),
+        infer_of(FP32, Tensor("x", "INT32", [1, 1], I7)),
         "inference input 'x' data-type is 'INT32', but model 'identity_fp32' expects 'FP32'",
     ),
-    ("shape", one("any_rank", Tensor("x", "FP32", [1, 1], ONE)), f"{SHAPE} [-1,-1,-1], got [1,1]. "),
-    ("no shape", one("any_rank", Tensor("x", "FP32", [], ONE)), f"{SHAPE} [-1,-1,-1], got []. "),
+    ("shape", infer_of("any_rank", Tensor("x", "FP32", [1, 1], ONE)), f"{SHAPE} [-1,-1,-1], got [1,1]. "),
+    ("no shape", infer_of("any_rank", Tensor("x", "FP32", [], ONE)), f"{SHAPE} [-1,-1,-1], got []. "),
     (
         "batch dims",
         Infer("batching", [Tensor("rows", "FP32", [1, 4], ONE * 4), FACTOR]),
@@ -118,12 +118,12 @@ MISFITS: list[tuple[str, Infer, str]] = [
     ),
     (
         "byte size",
-        one(FP32, Tensor("x", "FP32", [1, 2], ONE)),
+        infer_of(FP32, Tensor("x", "FP32", [1, 2], ONE)),
         "input byte size mismatch for input 'x' for model 'identity_fp32'. Expected 8, got 4",
     ),
     (
         "absurd dims",
-        one(FP32, Tensor("x", "FP32", [2**40, 1], ONE)),
+        infer_of(FP32, Tensor("x", "FP32", [2**40, 1], ONE)),
         f"input byte size mismatch for input 'x' for model 'identity_fp32'. Expected {2**42}, got 4",
     ),
     (
@@ -143,7 +143,7 @@ MISFITS: list[tuple[str, Infer, str]] = [
     ),
     (
         "bool",
-        one("identity_bool", Tensor("x", "BOOL", [1, 2], b"\1\2")),
+        infer_of("identity_bool", Tensor("x", "BOOL", [1, 2], b"\1\2")),
         "input 'x' for model 'identity_bool' is BOOL: its bytes must be 0 or 1",
     ),
 ]
@@ -162,7 +162,7 @@ async def test_the_id_of_a_request_that_does_not_fit(client: Client) -> None:
 
 @pytest.mark.parametrize("shape", [[0, 2**62, 4], [0, 2**63 - 1, 1], [2**62, 4, 1]])
 async def test_dims_that_no_array_can_have(client: Client, shape: list[int]) -> None:
-    answer = await client.infer(one("any_rank", Tensor("x", "FP32", shape)))
+    answer = await client.infer(infer_of("any_rank", Tensor("x", "FP32", shape)))
     assert answer.code is INVALID
     assert "too many elements" in answer.text
     await assert_that_all_is_well(client)
@@ -286,7 +286,7 @@ async def test_every_datatype_there_and_back(client: Client, datatype: str, shap
     raw = pack_bytes([b"\xff\0", b"", b"a", b"bc", b"d", b"e"][:count])
     if DATATYPES[datatype].itemsize:
         raw = (np.arange(count) % 2).astype(DATATYPES[datatype].dtype).tobytes()
-    answer = await client.infer(one(f"identity_{datatype.lower()}", Tensor("x", datatype, shape, raw)))
+    answer = await client.infer(infer_of(f"identity_{datatype.lower()}", Tensor("x", datatype, shape, raw)))
     assert answer.outputs == [Tensor("y", datatype, shape, raw)], answer
 
 
@@ -294,15 +294,15 @@ async def test_every_datatype_there_and_back(client: Client, datatype: str, shap
 async def test_large_tensors(client: Client, mebibytes: int) -> None:
     raw = np.random.default_rng(7).random(mebibytes * 2**18, "f4").tobytes()
     tensor = Tensor("x", "FP32", [1, mebibytes * 2**18], raw)
-    answer = await client.infer(one(FP32, tensor))
+    answer = await client.infer(infer_of(FP32, tensor))
     assert answer.outputs[0].raw == raw
 
 
 async def test_scalars_and_other_layouts(client: Client) -> None:
-    answer = await client.infer(one("scalar", Tensor("x", "FP64", [], struct.pack("<d", 1.5))))
+    answer = await client.infer(infer_of("scalar", Tensor("x", "FP64", [], struct.pack("<d", 1.5))))
     assert answer.outputs == [Tensor("y", "FP64", [], struct.pack("<d", 2.5))]
     raw = np.arange(6, dtype="f4")
-    answer = await client.infer(one("any_rank", Tensor("x", "FP32", [1, 2, 3], raw.tobytes())))
+    answer = await client.infer(infer_of("any_rank", Tensor("x", "FP32", [1, 2, 3], raw.tobytes())))
     assert answer.outputs == [Tensor("turned", "FP32", [3, 2, 1], raw.reshape(1, 2, 3).T.tobytes())]
     answer = await client.infer(how("big endian"))
     assert answer.outputs == [Tensor("y", "FP32", [2], struct.pack("<2f", 1, 2))]

@@ -99,7 +99,7 @@ def test_long_arrays_are_read_like_short_ones() -> None:
 
 def test_another_signature_may_be_named() -> None:
     request = decoded({"question": "why", "parameters": {}, "signature_name": "other"})
-    assert (request.signature_name, [one.name for one in request.inputs]) == ("other", ["question"])
+    assert (request.signature_name, [tensor.name for tensor in request.inputs]) == ("other", ["question"])
     with pytest.raises(InvalidArgument, match="no signature third"):
         decoded({"signature_name": "third"})
 

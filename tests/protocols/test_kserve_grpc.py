@@ -81,7 +81,9 @@ async def test_methods_of_one_name_are_counted_apart() -> None:
     services, _ = rows(Context(server.dataplane, server.telemetry, server.config))
     methods = [(service, method) for service in services for method in service.methods]
     endpoints = [endpoint_of(server.telemetry, *row) for row in methods]
-    assert [one.rpc for one in endpoints] == [f"{service.name}/{method.name}" for service, method in methods]
+    assert [endpoint.rpc for endpoint in endpoints] == [
+        f"{service.name}/{method.name}" for service, method in methods
+    ]
     assert len(set(map(id, endpoints))) == len(methods)
     assert [endpoint_of(server.telemetry, *row) for row in methods] == endpoints
 

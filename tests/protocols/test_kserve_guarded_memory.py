@@ -102,7 +102,7 @@ def test_a_file_that_shrinks_while_threads_copy(copy: str, descriptor: int) -> N
     with ThreadPoolExecutor() as threads:
         shrinking = threads.submit(shrink)
         copying = [threads.submit(losses) for _ in range(3)]
-        counts = [one.result() for one in copying]
+        counts = [task.result() for task in copying]
         over.set()
         shrinking.result()
     assert counts == [LOSSES] * 3
@@ -120,9 +120,9 @@ def mappings(file: Path) -> int:
 def descriptors(file: int) -> int:
     """Of the same file: what earlier tests have left opens and closes others."""
     count = 0
-    for one in Path("/proc/self/fd").iterdir():
+    for path in Path("/proc/self/fd").iterdir():
         with suppress(OSError):  # It is closed.
-            count += os.path.sameopenfile(int(one.name), file)
+            count += os.path.sameopenfile(int(path.name), file)
     return count
 
 

@@ -106,9 +106,9 @@ async def test_requests_that_say_unlike_things_share_no_batch(tmp_path: Path) ->
     extra = "max_batch_size = 8\n    dynamic_batching = triglot.DynamicBatching(max_queue_delay=0.05)"
     async with serving(tmp_path, extra) as clients:
         said: list[dict[str, Any]] = [{}, {"on": True}, {"on": 1}, {"on": 1.0}, {"on": "1"}, {"off": True}]
-        answers = await asyncio.gather(*(clients.by_grpc(one) for one in said for _ in range(4)))
-        expected = [{"a": one} if one else {} for one in said for _ in range(4)]
-        assert [json.dumps(told) for told, _ in answers] == [json.dumps(one) for one in expected]
+        answers = await asyncio.gather(*(clients.by_grpc(parameter) for parameter in said for _ in range(4)))
+        expected = [{"a": parameter} if parameter else {} for parameter in said for _ in range(4)]
+        assert [json.dumps(told) for told, _ in answers] == [json.dumps(parameter) for parameter in expected]
 
 
 async def test_nor_an_answer_of_the_cache(tmp_path: Path) -> None:

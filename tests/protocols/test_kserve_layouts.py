@@ -27,12 +27,12 @@ def request(values: bytes = bytes(8), request_id: str | bytes = "7", model: str 
 def plain(decoded: InferenceRequest) -> tuple[Any, ...]:
     tensors = [
         (
-            one.name,
-            one.datatype,
-            one.shape,
-            repr(one.data.tolist()) if isinstance(one.data, np.ndarray) else bytes(one.data),
+            tensor.name,
+            tensor.datatype,
+            tensor.shape,
+            repr(tensor.data.tolist()) if isinstance(tensor.data, np.ndarray) else bytes(tensor.data),
         )
-        for one in decoded.inputs
+        for tensor in decoded.inputs
     ]
     head = (decoded.model_name, decoded.model_version, decoded.id, repr(decoded.parameters))
     return (*head, tensors, list(decoded.outputs), repr(decoded.options), repr(decoded.input_parameters))
@@ -118,9 +118,9 @@ def of_regions(name: str = "a", size: int = 8, request_id: str = "7", values: by
     message = pb.ModelInferRequest(model_name="m", id=request_id)
     message.inputs.add(name="x", datatype="BYTES", shape=[1])
     message.outputs.add(name="y")
-    for one in (message.inputs[0], message.outputs[0]):
-        one.parameters["shared_memory_region"].string_param = name
-        one.parameters["shared_memory_byte_size"].int64_param = size
+    for tensor in (message.inputs[0], message.outputs[0]):
+        tensor.parameters["shared_memory_region"].string_param = name
+        tensor.parameters["shared_memory_byte_size"].int64_param = size
     if values is not None:
         message.inputs.insert(0, pb.ModelInferRequest.InferInputTensor(name="z", datatype="INT8", shape=[2]))
         message.raw_input_contents.append(values)

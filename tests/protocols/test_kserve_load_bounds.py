@@ -285,7 +285,7 @@ async def test_warnings_of_a_request_are_limited(tmp_path: Path, caplog: pytest.
     async with serve_models([tmp_path], **EXPLICIT, load_model="a") as served:
         inputs = [{"name": f"t{at}", "is_shape_tensor": True} for at in range(2000)]
         await expect_refused(served, "grpc", config_text(input=inputs))
-    warnings = [one.message for one in caplog.records if "not supported, ignored" in one.message]
+    warnings = [record.message for record in caplog.records if "not supported, ignored" in record.message]
     assert len(warnings) == 50
     assert "1950 more such warnings" in caplog.text
 

@@ -111,7 +111,9 @@ async def test_other_calls_are_answered_while_loads_are_refused(tmp_path: Path, 
     async with served(tmp_path, interface, load_timeout=60) as clients:
 
         async def load() -> list[Told]:
-            return [await clients.control.load(name, config=json.dumps(one)) for name, one in TOO_MUCH.values()]
+            return [
+                await clients.control.load(name, config=json.dumps(config)) for name, config in TOO_MUCH.values()
+            ]
 
         for code, text in await answers_until(clients, asyncio.create_task(load())):
             assert code == INVALID
@@ -128,7 +130,7 @@ async def test_other_calls_are_answered_while_such_loads_run(tmp_path: Path) -> 
 
         async def load() -> list[Told]:
             large = [TOO_MUCH[what] for what in ("slots of rows", "slots of sequences", "tensors", "versions")]
-            return [await clients.control.load(name, config=json.dumps(one)) for name, one in large]
+            return [await clients.control.load(name, config=json.dumps(config)) for name, config in large]
 
         assert await answers_until(clients, asyncio.create_task(load())) == [FINE] * 4
 

@@ -39,7 +39,7 @@ async def test_both_interfaces_know_all_models() -> None:
             metadata = served.server.dataplane.metadata(EVERYTHING, name)
             batch = [-1] if said["max_batch_size"] else []
             for key, specs in (("input", metadata.signature.inputs), ("output", metadata.signature.outputs)):
-                assert [(one["name"], [*batch, *one["dims"]]) for one in said[key]] == [
+                assert [(tensor["name"], [*batch, *tensor["dims"]]) for tensor in said[key]] == [
                     (spec.name, list(spec.shape or ())) for spec in specs
                 ]
             assert said["model_transaction_policy"] == {"decoupled": metadata.decoupled}
@@ -109,8 +109,10 @@ model_warmup {
 async def test_what_is_configured_is_repeated_and_completed(tmp_path: Path) -> None:
     said = await configured(tmp_path, SAID)
     assert said["version_policy"] == {"latest": {"num_versions": 2}}
-    assert [(one["name"], one["format"], one["dims"]) for one in said["input"]] == [("x", "FORMAT_NCHW", [3])]
-    assert [(one["name"], one["data_type"]) for one in said["output"]] == [("y", "TYPE_STRING")]
+    assert [(tensor["name"], tensor["format"], tensor["dims"]) for tensor in said["input"]] == [
+        ("x", "FORMAT_NCHW", [3])
+    ]
+    assert [(tensor["name"], tensor["data_type"]) for tensor in said["output"]] == [("y", "TYPE_STRING")]
     assert said["instance_group"] == [{"name": "m_0", "count": 2, **CPU}, {"name": "own", "count": 1, **CPU}]
     assert said["optimization"] == {
         "priority": "PRIORITY_MAX",
@@ -193,12 +195,14 @@ async def test_a_model_in_a_process_of_its_own(tmp_path: Path) -> None:
         assert (said["max_batch_size"], said["dynamic_batching"]["preferred_batch_size"]) == (4, [4])
         assert said["instance_group"] == [{"name": "m_0", "count": 2, **CPU}]
         assert said["parameters"] == {"execution": {"string_value": "process"}}
-        assert [(one["name"], one["data_type"], one["dims"]) for one in said["input"]] == [("x", "TYPE_INT32", [])]
+        assert [(tensor["name"], tensor["data_type"], tensor["dims"]) for tensor in said["input"]] == [
+            ("x", "TYPE_INT32", [])
+        ]
 
 
 async def test_inputs_that_may_be_left_out(tmp_path: Path) -> None:
     said = await configured(tmp_path, inputs=(X, triglot.TensorSpec("bias", "FP32", [1], optional=True)))
-    assert [(one["name"], one["optional"]) for one in said["input"]] == [("x", False), ("bias", True)]
+    assert [(tensor["name"], tensor["optional"]) for tensor in said["input"]] == [("x", False), ("bias", True)]
 
 
 # --- which version, and what is not there ---

@@ -88,9 +88,9 @@ async def test_a_class_that_says_what_its_sequences_are(tmp_path: Path) -> None:
     assert scheduling(said) == ["sequence_batching"]
     sequences = said["sequence_batching"]
     assert sequences["max_sequence_idle_microseconds"] == 2_500_000
-    assert [one["name"] for one in sequences["control_input"]] == ["start", "ready", "end", "id"]
+    assert [control["name"] for control in sequences["control_input"]] == ["start", "ready", "end", "id"]
     pairs = {"int32_false_true": [], "fp32_false_true": [], "bool_false_true": [], "data_type": "TYPE_INVALID"}
-    assert [one["control"] for one in sequences["control_input"]] == [
+    assert [control["control"] for control in sequences["control_input"]] == [
         [{**pairs, "kind": "CONTROL_SEQUENCE_START", "fp32_false_true": [0.0, 1.0]}],
         [{**pairs, "kind": "CONTROL_SEQUENCE_READY", "bool_false_true": [False, True]}],
         [{**pairs, "kind": "CONTROL_SEQUENCE_END", "int32_false_true": [-1, 1]}],
@@ -171,7 +171,7 @@ async def test_an_ensemble(form: str, tmp_path: Path) -> None:
         assert (said["platform"], said["backend"], said["instance_group"]) == ("ensemble", "", [])
         assert said["ensemble_scheduling"] == {"step": [STEP], "max_inflight_requests": 3}
         assert scheduling(said) == ["ensemble_scheduling"]
-        assert [(one["name"], one["dims"]) for one in (*said["input"], *said["output"])] == [
+        assert [(tensor["name"], tensor["dims"]) for tensor in (*said["input"], *said["output"])] == [
             ("x", [-1]),
             ("y", [-1]),
         ]

@@ -43,8 +43,8 @@ async def served(opened: Served) -> AsyncIterator[Served]:
 
 @pytest.fixture
 def made() -> Iterator[Memory]:
-    with memory(PAGE) as one:
-        yield one
+    with memory(PAGE) as region:
+        yield region
 
 
 async def status(
@@ -61,9 +61,9 @@ async def status(
     if code is not Code.OK:
         return code, text
     regions = pb.SystemSharedMemoryStatusResponse.FromString(reply).regions
-    assert all(key == one.name for key, one in regions.items())
+    assert all(key == region.name for key, region in regions.items())
     fields = ("name", "key", "offset", "byte_size")
-    return code, [{field: getattr(one, field) for field in fields} for one in regions.values()]
+    return code, [{field: getattr(region, field) for field in fields} for region in regions.values()]
 
 
 def open_objects(part: str = PREFIX) -> int:
@@ -105,7 +105,7 @@ async def test_a_region_is_registered_until_it_is_not(interface: str, served: Se
     a = {"name": "a", "key": made.key, "offset": 32, "byte_size": 96}
     b = {"name": "b", "key": made.key, "offset": 0, "byte_size": PAGE}
     code, regions = await status(served, interface=interface)
-    assert (code, sorted(regions, key=lambda one: str(one["name"]))) == (Code.OK, [a, b])
+    assert (code, sorted(regions, key=lambda region: str(region["name"]))) == (Code.OK, [a, b])
     assert await status(served, "a", interface=interface) == (Code.OK, [a])
     assert await unregister(served, "a", interface=interface) == FINE
     assert await unregister(served, "a", interface=interface) == FINE

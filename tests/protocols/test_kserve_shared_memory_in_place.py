@@ -87,14 +87,14 @@ class InSequences(Cached):
 
 @pytest.fixture
 def made() -> Iterator[Memory]:
-    with memory(SIZE) as one:
-        yield one
+    with memory(SIZE) as region:
+        yield region
 
 
 @pytest.fixture
 def into() -> Iterator[Memory]:
-    with memory(SIZE) as one:
-        yield one
+    with memory(SIZE) as region:
+        yield region
 
 
 @asynccontextmanager
@@ -103,8 +103,8 @@ async def serving_memory(made: Memory, into: Memory, model: triglot.Model | None
     own: dict[str, Any] = {} if model is None else {"paths": [MODELS / "scalar"], "load": lambda *_: model}
     own.setdefault("paths", sorted(DEMO.glob("identity_*")))
     async with serve_models(**own, shared_memory_prefix=PREFIX, response_cache_bytes=2 * SIZE) as served:
-        for name, one in (("r", made), ("into", into)):
-            assert await register(served, name, one, SIZE) == (Code.OK, "")
+        for name, region in (("r", made), ("into", into)):
+            assert await register(served, name, region, SIZE) == (Code.OK, "")
         yield served
 
 
@@ -119,11 +119,11 @@ async def changed(
     made.put(filled(datatype, BEFORE, SIZE))
     itemsize = DATATYPES[datatype].itemsize
     inputs = [In("x", RegionSlice("r", 0, wish.size), datatype, [1, wish.size // itemsize])]
-    one = await asked(served, interface, inputs, {"y": OutputOptions(region=wish)})
+    running = await asked(served, interface, inputs, {"y": OutputOptions(region=wish)})
     assert await asyncio.to_thread(model.runs.wait, 60)
     made.put(filled(datatype, AFTER, SIZE))
     model.go.set()
-    assert (await one).code is Code.OK
+    assert (await running).code is Code.OK
 
 
 @EVERY
@@ -179,11 +179,11 @@ async def test_a_model_of_sequences(made: Memory, into: Memory) -> None:
     message.parameters["sequence_id"].int64_param = 7
     message.parameters["sequence_start"].bool_param = True
     async with serving_memory(made, into, model) as served:
-        one = asyncio.ensure_future(served.grpc.call("ModelInfer", message.SerializeToString()))
+        running = asyncio.ensure_future(served.grpc.call("ModelInfer", message.SerializeToString()))
         assert await asyncio.to_thread(model.runs.wait, 60)
         made.put(filled("FP32", AFTER, SIZE))
         model.go.set()
-        assert (await one)[0] is Code.OK
+        assert (await running)[0] is Code.OK
         assert into.get(SIZE) == filled("FP32", BEFORE, SIZE)
 
 
@@ -197,11 +197,11 @@ async def test_an_object_that_is_made_smaller_while_a_model_runs(
     model = Waiting()
     model.look = look
     async with serving_memory(made, into, model) as served:
-        one = await asked(served, interface, X, PLACED)
+        running = await asked(served, interface, X, PLACED)
         assert await asyncio.to_thread(model.runs.wait, 60)
         made.cut(left)
         model.go.set()
-        assert await one == failed(interface)
+        assert await running == failed(interface)
         assert made.path.stat().st_size == left
         made.cut(SIZE)
         model.look = np.copy
@@ -251,9 +251,9 @@ async def test_an_object_that_is_made_smaller_all_the_time(interface: str, made:
         assert await ask(served, interface, "identity_fp32", X, PLACED) == WELL
 
 
-def mapped(one: Memory) -> int:
+def mapped(running: Memory) -> int:
     maps = Path("/proc/self/maps").read_text().splitlines()
-    return sum(line.endswith((str(one.path), f"{one.path} (deleted)")) for line in maps)
+    return sum(line.endswith((str(running.path), f"{running.path} (deleted)")) for line in maps)
 
 
 @EVERY
@@ -266,14 +266,14 @@ async def test_a_region_that_is_unregistered_meanwhile(
     made.put(filled("FP32", BEFORE, SIZE))
     with memory(SIZE) as other:
         async with serving_memory(made, into, model) as served:
-            one = await asked(served, interface, X, PLACED)
+            running = await asked(served, interface, X, PLACED)
             assert await asyncio.to_thread(model.runs.wait, 60)
             assert await unregister(served, name) == (Code.OK, "")
             assert await register(served, "r", other, SIZE) == (Code.OK, "")
             made.path.unlink()
             assert mapped(made) == 1
             model.go.set()
-            assert (await one).code is Code.OK
+            assert (await running).code is Code.OK
             assert into.get(SIZE) == filled("FP32", BEFORE, SIZE)
     await until(lambda: mapped(made) == 0)
 

@@ -43,8 +43,8 @@ async def served() -> AsyncIterator[Served]:
 
 @pytest.fixture(scope="module")
 def made() -> Iterator[Memory]:
-    with memory(SIZE) as one:
-        yield one
+    with memory(SIZE) as region:
+        yield region
 
 
 @pytest_asyncio.fixture(loop_scope="module", autouse=True)
@@ -292,6 +292,6 @@ async def test_a_stream_keeps_its_order(served: Served, made: Memory) -> None:
     made.put(np.full(2**20, 7, "f4"))
     large = x(RegionSlice("all", 0, 2**22), 1, 2**20)
     small = [In("x", PAIR)]
-    messages = [message_of("identity_fp32", one, {"y": None}) for one in (large, small) * 4]
+    messages = [message_of("identity_fp32", tensor, {"y": None}) for tensor in (large, small) * 4]
     sizes = [len(said.raw()) for said in await stream(served, messages)]
     assert sizes == [2**22, 8] * 4

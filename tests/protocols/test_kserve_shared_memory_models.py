@@ -29,8 +29,8 @@ async def serving(codes: Mapping[str, str], folder: Path) -> AsyncIterator[tuple
     with memory(SIZE) as made, memory(SIZE) as into:
         made.put(filled("FP32", BEFORE, SIZE))
         async with serve_models([folder / name for name in codes], **options) as served:
-            for name, one in (("r", made), ("into", into)):
-                assert await register(served, name, one, SIZE) == (Code.OK, "")
+            for name, region in (("r", made), ("into", into)):
+                assert await register(served, name, region, SIZE) == (Code.OK, "")
             yield served, made, into
 
 

@@ -46,8 +46,8 @@ PAIR = np.array([[1, 2]], "f4")
 
 @pytest.fixture
 def made() -> Iterator[Memory]:
-    with memory(SIZE) as one:
-        yield one
+    with memory(SIZE) as region:
+        yield region
 
 
 @pytest.fixture(params=[1, 2])

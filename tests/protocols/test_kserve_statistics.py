@@ -28,7 +28,7 @@ async def by_grpc(served: Served, name: str = "", version: str = "") -> Code | l
     if code is not Code.OK:
         assert name in text
         return code
-    return [f"{one.name}/{one.version}" for one in pb.ModelStatisticsResponse.FromString(reply).model_stats]
+    return [f"{stats.name}/{stats.version}" for stats in pb.ModelStatisticsResponse.FromString(reply).model_stats]
 
 
 async def by_rest(served: Served, path: str) -> tuple[int, Any]:
@@ -39,7 +39,9 @@ async def by_rest(served: Served, path: str) -> tuple[int, Any]:
 
 async def told_by_rest(served: Served, path: str) -> int | list[str]:
     status, document = await by_rest(served, path)
-    return status if status != 200 else [f"{one['name']}/{one['version']}" for one in document["model_stats"]]
+    return (
+        status if status != 200 else [f"{stats['name']}/{stats['version']}" for stats in document["model_stats"]]
+    )
 
 
 async def test_which_versions_are_told_of(tmp_path: Path) -> None:
@@ -127,11 +129,11 @@ async def test_every_key_is_there_and_every_number_an_integer(tmp_path: Path, ca
             "cache_miss",
         ]
         parts = ("compute_input", "compute_infer", "compute_output")
-        durations = [*inference.values(), *(one[part] for one in stats["batch_stats"] for part in parts)]
+        durations = [*inference.values(), *(stats[part] for stats in stats["batch_stats"] for part in parts)]
         assert len(durations) == 8 + 3 * called
-        assert all(list(one) == ["count", "ns"] for one in durations)
+        assert all(list(duration) == ["count", "ns"] for duration in durations)
         numbers = [stats["last_inference"], stats["inference_count"], stats["execution_count"]]
-        numbers += [number for one in durations for number in one.values()]
+        numbers += [number for duration in durations for number in duration.values()]
         assert {type(number) for number in numbers} == {int}
         assert (numbers[0] > 0, numbers[1:3]) == (called, [called, called])
         assert stats["response_stats"] == {}

@@ -79,7 +79,7 @@ async def test_answers_to_what_came_together_leave_together() -> None:
         await client.send(*(data(1, message(asking("async", at)), end=False) for at in range(count)), data(1, b""))
         found, in_frames = await answers_of(client)
         await client.close()
-    assert [value(one) for one in found] == [2 * at for at in range(count)]
+    assert [value(response) for response in found] == [2 * at for at in range(count)]
     assert in_frames <= count / 2  # One, where it was read in one go.
 
 
@@ -96,12 +96,12 @@ async def test_wherever_the_bytes_are_cut_and_whoever_answers_the_order_is_kept(
         found, _ = await answers_of(client)
         await client.close()
         await until(lambda: server.leases() == 0)
-    assert [one.infer_response.id for one in found] == [str(at) for at in range(len(names))]
-    for at, (name, one) in enumerate(zip(names, found, strict=True)):
+    assert [response.infer_response.id for response in found] == [str(at) for at in range(len(names))]
+    for at, (name, response) in enumerate(zip(names, found, strict=True)):
         if name == "nobody":
-            assert "unknown model" in one.error_message
+            assert "unknown model" in response.error_message
         else:
-            assert (one.error_message, value(one)) == ("", 2 * at)
+            assert (response.error_message, value(response)) == ("", 2 * at)
 
 
 class Bursts(Requests):
@@ -154,7 +154,7 @@ async def test_no_request_overtakes_another_when_the_stream_begins() -> None:
         requests.arrive()
         conversation.receive()
         await sink.ended.wait()
-    values = [value(pb.ModelStreamInferResponse.FromString(one)) for one in sink.responses]
+    values = [value(pb.ModelStreamInferResponse.FromString(response)) for response in sink.responses]
     assert values == began == list(range(6))
 
 
@@ -165,12 +165,12 @@ async def test_decoupled_models_among_others_give_all_their_answers(transport: s
         call = server.stream_infer(
             sending(*(asking(name, number, f"{name} {at}") for at, (name, number) in enumerate(asked))), timeout=60
         )
-        found = [one async for one in call]
-    in_order = [one for one in found if not one.infer_response.id.startswith("apart")]
-    assert [value(one) for one in in_order] == [2, 4, 6] * 5
+        found = [response async for response in call]
+    in_order = [response for response in found if not response.infer_response.id.startswith("apart")]
+    assert [value(response) for response in in_order] == [2, 4, 6] * 5
     for at, (name, number) in enumerate(asked):
         if name == "apart":
-            own = [value(one) for one in found if one.infer_response.id == f"apart {at}"]
+            own = [value(response) for response in found if response.infer_response.id == f"apart {at}"]
             assert own == list(range(number))
 
 
@@ -199,7 +199,7 @@ async def test_requests_that_come_one_after_the_other_wait_while_no_answer_can_l
         await client.send(frames.window_update(1, 2**20), data(1, b""))
         found, _ = await answers_of(client)
         await client.close()
-    assert [value(one) for one in found] == list(range(wanted))
+    assert [value(response) for response in found] == list(range(wanted))
 
 
 async def test_after_an_error_that_ends_the_call_nothing_runs() -> None:
@@ -259,7 +259,7 @@ async def test_a_model_that_never_waits_lets_others_have_their_turn() -> None:
         got = await client.next(frames.DATA)
         # Its window is full some time, and what then waits is bounded.
         other = server.stream_infer(sending(asking("async", 4)), timeout=30)
-        assert [value(one) async for one in other] == [8]
+        assert [value(response) async for response in other] == [8]
         assert made <= (2**20 + len(got.payload)) / 50 + MAX_UNSENT + STREAM_BUFFER
         await client.close()
         await until(lambda: server.leases() == 0)
@@ -271,7 +271,7 @@ async def test_compressed_requests_are_answered_in_order(transport: str) -> None
         call = server.stream_infer(
             sending(*(asking("async", at) for at in range(100))), timeout=60, compression=grpc.Compression.Gzip
         )
-        assert [value(one) async for one in call] == [2 * at for at in range(100)]
+        assert [value(response) async for response in call] == [2 * at for at in range(100)]
 
 
 async def test_a_request_that_cannot_be_inflated_ends_the_call_after_the_answers_before_it() -> None:

@@ -52,7 +52,7 @@ async def test_a_client_that_half_closes_with_hundreds_open_gets_all_answers() -
         call = server.stream_infer(sending(*(asking("busy", at) for at in range(MANY))), timeout=60)
         await until(lambda: server.leases() == MANY)
         busy.gate.set()
-        assert [value(one) async for one in call] == [2 * at for at in range(MANY)]
+        assert [value(response) async for response in call] == [2 * at for at in range(MANY)]
         assert await call.code() is grpc.StatusCode.OK
 
 
@@ -112,10 +112,12 @@ async def test_one_stream_leaves_a_quarter_of_a_limit_to_others_and_none_is_refu
         raw.inputs[0].shape[0] = size // 4 or 1
         call = server.stream_infer(sending(*[raw.SerializeToString()] * 3 * most), timeout=60)
         await until(lambda: running >= most)
-        assert [value(one) async for one in server.stream_infer(sending(asking("quick", 4)), timeout=60)] == [8]
+        assert [
+            value(response) async for response in server.stream_infer(sending(asking("quick", 4)), timeout=60)
+        ] == [8]
         assert running == most
         gate.set()
-        assert [value(one) async for one in call] == [1] * 3 * most
+        assert [value(response) async for response in call] == [1] * 3 * most
 
 
 @pytest.mark.parametrize("model", ["several", "one"])
@@ -138,12 +140,14 @@ async def test_a_client_that_reads_nothing_bounds_what_is_kept_for_it(model: str
         call = stream_infer(sending(*(asking(model) for _ in range(wanted))), timeout=60)
         await until(lambda: made >= 4)  # Which is a MiB.
         for at in range(5):
-            assert [value(one) async for one in server.stream_infer(sending(asking("quick", at)))] == [2 * at]
+            assert [value(response) async for response in server.stream_infer(sending(asking("quick", at)))] == [
+                2 * at
+            ]
         # Those in gRPC's own buffers, those kept, and those of open requests.
         assert made <= 16 + 4 + 12 * each
         read = 0
-        async for one in call:
-            assert not one.error_message
+        async for response in call:
+            assert not response.error_message
             read += 1
             assert made <= read + 16 + 4 + 12 * each
     assert read == wanted * each

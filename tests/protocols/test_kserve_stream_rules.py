@@ -50,9 +50,9 @@ async def test_who_says_final_needs_no_empty_answer(count: int, says_final: bool
     async with live({"repeat": Repeat(says_final=says_final)}) as server:
         asked = asking("repeat", count, "7", **(WANTED if wants_empty else {}))
         found = await answers(server, asked)
-    content = [one for one in found if one.infer_response.outputs]
-    assert [value(one) for one in content] == list(range(count))
-    assert [parameters(one) for one in content] == [
+    content = [response for response in found if response.infer_response.outputs]
+    assert [value(response) for response in content] == list(range(count))
+    assert [parameters(response) for response in content] == [
         {"at": at, "of": "all", FINAL: says_final and at == count - 1} for at in range(count)
     ]
     empty = found[count:]
@@ -72,8 +72,8 @@ async def test_an_answer_after_the_final_one_is_an_error_in_band() -> None:
         found = await answers(server, asking("repeat", 2, "7"), asking("repeat", 1, "8", **WANTED))
         assert server.leases() == 0
     for request_id, count in (("7", 2), ("8", 1)):
-        own = [one for one in found if one.infer_response.id == request_id]
-        assert [value(one) for one in own[:-1]] == list(range(count))
+        own = [response for response in found if response.infer_response.id == request_id]
+        assert [value(response) for response in own[:-1]] == list(range(count))
         assert own[-1].error_message == "model 'repeat' sent a response after its final response"
 
 
@@ -110,10 +110,10 @@ async def test_a_decoupled_model_that_fails_has_said_what_it_has_said() -> None:
 
     async with live({"repeat": Repeat(then=fail), "good": Scripted()}) as server:
         found = await answers(server, asking("repeat", 2, "7", **WANTED), asking("good", 1, "8"))
-    own = [one for one in found if one.infer_response.id == "7"]
-    assert [value(one) for one in own[:2]] == [0, 1]
-    assert [one.error_message for one in own[2:]] == ["no more"]  # And no empty final answer.
-    assert [value(one) for one in found if one.infer_response.id == "8"] == [2]
+    own = [response for response in found if response.infer_response.id == "7"]
+    assert [value(response) for response in own[:2]] == [0, 1]
+    assert [response.error_message for response in own[2:]] == ["no more"]  # And no empty final answer.
+    assert [value(response) for response in found if response.infer_response.id == "8"] == [2]
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -133,7 +133,9 @@ async def test_several_long_answers_of_a_thread_end_once(fails: bool) -> None:
     async with live({"long": Long()}) as server:
         found = await answers(server, asking("long", 0, **WANTED))
         in_flight = server.server.telemetry.in_flight
-    contents = [one.infer_response.raw_output_contents[0] for one in found if one.infer_response.outputs]
+    contents = [
+        response.infer_response.raw_output_contents[0] for response in found if response.infer_response.outputs
+    ]
     assert [content[4:5] for content in contents] == [b"%d" % at for at in range(5)]
     (last,) = found[5:]
     assert last.error_message == ("no more" if fails else "")
@@ -183,7 +185,7 @@ async def test_what_no_queue_has_taken_ends_no_call() -> None:
         assert (await call.read()).error_message == f"[request id: <id_unknown>] {text}"
         assert await call.read() is grpc.aio.EOF
         model.gate.set()
-        assert [value(one) for one in (*await runs, *await waits)] == [2, 4]
+        assert [value(run) for run in (*await runs, *await waits)] == [2, 4]
 
 
 async def test_a_status_cancels_what_still_runs() -> None:
@@ -252,7 +254,7 @@ async def test_requests_run_at_the_same_time_and_their_answers_keep_the_order() 
         await until(lambda: len(running) == 8)
         for gate in reversed(gates):
             gate.set()
-        assert [value(one) async for one in call] == list(range(8))
+        assert [value(response) async for response in call] == list(range(8))
 
 
 async def test_a_half_closed_call_gets_all_its_answers() -> None:

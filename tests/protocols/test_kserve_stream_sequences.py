@@ -65,13 +65,13 @@ async def test_a_small_answer_does_not_overtake_a_large_one() -> None:
     async with live({"echo": Echo()}) as server:
         got = await answers(
             server,
-            *(part(value, one, at, len(values)) for at, value in enumerate(values) for one in sequences),
+            *(part(value, sequence, at, len(values)) for at, value in enumerate(values) for sequence in sequences),
         )
-    for one in sequences:
-        ids = [answer.infer_response.id for answer in got if answer.infer_response.id.startswith(f"{one} ")]
+    for sequence in sequences:
+        ids = [answer.infer_response.id for answer in got if answer.infer_response.id.startswith(f"{sequence} ")]
         # To a three there is an error, too.
         told = {0: 0, 3: 3}
-        assert ids == [f"{one} {at}" for at, value in enumerate(values) for _ in range(told.get(value, 2))]
+        assert ids == [f"{sequence} {at}" for at, value in enumerate(values) for _ in range(told.get(value, 2))]
     assert sum("three" in answer.error_message for answer in got) == len(sequences)
 
 
@@ -86,7 +86,7 @@ async def test_nothing_is_kept_of_requests_that_are_over() -> None:
             yield from ()
 
     def kept() -> int:
-        return sum(type(one) is _DecoupledRequest for one in gc.get_objects())
+        return sum(type(tracked) is _DecoupledRequest for tracked in gc.get_objects())
 
     async with live({"echo": Silent()}) as server:
         call = server.stream_infer(timeout=SECONDS)

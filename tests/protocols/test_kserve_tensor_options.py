@@ -63,7 +63,7 @@ def test_an_input_in_shared_memory_takes_no_raw_entry() -> None:
         raw_input_contents=[b"1", b"3"],
     )
     request = decode_infer(message.SerializeToString())
-    assert [one.data for one in request.inputs] == [b"1", b"", b"3"]
+    assert [tensor.data for tensor in request.inputs] == [b"1", b"", b"3"]
     assert request.options == TensorOptions({1: RegionSlice("r", 0, 8)}, {})
     message.raw_input_contents.append(b"4")
     assert refusal(message.SerializeToString()).startswith("the request has 3 raw_input_contents for 2 inputs")
@@ -164,7 +164,7 @@ def test_outputs_that_are_in_their_region_have_an_empty_entry() -> None:
     answer = InferenceResponse("m", "1", "", outputs, placed=frozenset("ab"))
     assert packing_size(answer) == 0
     reply = pb.ModelInferResponse.FromString(encode_infer(answer))
-    assert [(one.name, one.datatype, list(one.shape)) for one in reply.outputs] == [
+    assert [(output.name, output.datatype, list(output.shape)) for output in reply.outputs] == [
         ("a", "FP32", [2, 1]),
         ("b", "BYTES", [4]),
         ("c", "FP32", [1]),

@@ -58,8 +58,8 @@ def test_every_datatype_in_its_field(datatype: str) -> None:
     ((descriptor, _),) = found.contents.ListFields()
     assert descriptor.name == field
     elements = getattr(found.contents, field)
-    one, other = ([np.float32(value) if datatype == "FP32" else value] * 2 for value in values)
-    assert list(elements) == [*one, *other]
+    first, other = ([np.float32(value) if datatype == "FP32" else value] * 2 for value in values)
+    assert list(elements) == [*first, *other]
     assert not message.raw_output_contents
 
 
@@ -83,13 +83,13 @@ def test_where_one_has_no_field_all_are_raw(datatype: str) -> None:
         encode_infer(response_of(output("FP32", [1.5], "x"), output(datatype, [1.5])))
     )
     assert len(message.raw_output_contents) == 2
-    assert not any(one.HasField("contents") for one in message.outputs)
+    assert not any(output.HasField("contents") for output in message.outputs)
 
 
 def test_outputs_in_shared_memory_have_neither() -> None:
     outputs = output("FP32", [1.5], "x"), output("FP32", [2.5])
     message = pb.ModelInferResponse.FromString(encode_infer(response_of(*outputs, placed=frozenset("x"))))
-    assert [one.HasField("contents") for one in message.outputs] == [False, True]
+    assert [output.HasField("contents") for output in message.outputs] == [False, True]
     assert not message.raw_output_contents
 
 

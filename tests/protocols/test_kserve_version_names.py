@@ -86,7 +86,7 @@ async def test_every_route_takes_names(served: Served, model: str, version: str,
     assert await get(served, f"{path}/ready") == (200, {"name": model, "ready": True})
     assert str(number) in (await get(served, path))[1]["versions"]
     assert (await get(served, f"{path}/config"))[1]["name"] == model
-    assert [one["version"] for one in (await get(served, f"{path}/stats"))[1]["model_stats"]] == [str(number)]
+    assert [stats["version"] for stats in (await get(served, f"{path}/stats"))[1]["model_stats"]] == [str(number)]
     assert (await get(served, f"{path}/trace/setting"))[0] == 200
     assert (await get(served, f"{path}/generate", "POST", {"x": 0}))[1]["model_version"] == str(number)
     assert (await get(served, f"{path}/infer", "POST", BODY))[1]["model_version"] == str(number)
@@ -109,11 +109,11 @@ async def test_every_rpc_takes_names(served: Served, model: str, version: str, n
     assert ready.ready
     assert str(number) in metadata.versions
     assert config.config.name == model
-    assert [one.version for one in statistics.model_stats] == [str(number)]
+    assert [stats.version for stats in statistics.model_stats] == [str(number)]
     message = pb.ModelInferRequest(model_name=model, model_version=version, raw_input_contents=[X.raw])
     message.inputs.add(name="x", datatype="FP32", shape=[1])
     stream = served.grpc.channel.stream_stream(SERVICE + "ModelStreamInfer")
-    [answer] = [one async for one in stream(iter([message.SerializeToString()]), timeout=20)]
+    [answer] = [response async for response in stream(iter([message.SerializeToString()]), timeout=20)]
     assert pb.ModelStreamInferResponse.FromString(answer).infer_response.model_version == str(number)
 
 
@@ -149,7 +149,7 @@ async def test_version_0_is_the_default_for_clients_of_tensorflow_serving(
     assert (status, answer["model_spec"]["version"]) == (200, str(number))
     listed = ["0"] if model == "zero" else ["3", "1"]
     status, answer = await get(served, path)
-    assert [one["version"] for one in answer["model_version_status"]] == listed
+    assert [status["version"] for status in answer["model_version_status"]] == listed
     spec = {"name": model, "version": {"value": 0}}
     predict = predict_pb2.PredictRequest(model_spec=spec)
     predict.inputs["x"].dtype = tensor_pb2.DT_FLOAT
@@ -169,4 +169,4 @@ async def test_version_0_is_the_default_for_clients_of_tensorflow_serving(
     states = management_pb2.GetModelStatusRequest(model_spec=spec).SerializeToString()
     code, text, reply = await served.grpc.call("/tensorflow.serving.ModelService/GetModelStatus", states)
     found = management_pb2.GetModelStatusResponse.FromString(reply)
-    assert [str(one.version) for one in found.model_version_status] == listed
+    assert [str(status.version) for status in found.model_version_status] == listed

@@ -81,7 +81,7 @@ def read(telemetry: Telemetry, form: str) -> tuple[list[Metric], Samples]:
     families: Iterable[Metric] = parse(body.decode())
     found = list(families)
     samples = [sample for family in found for sample in family.samples]
-    return found, {(one.name, frozenset(one.labels.items())): one.value for one in samples}
+    return found, {(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples}
 
 
 def value(samples: Samples, name: str, /, **labels: str) -> float:
@@ -252,10 +252,10 @@ TRACE = "0af7651916cd43dd8448eb211c80319c"
 def exemplars(families: Iterable[Metric]) -> dict[tuple[str, str], ParsedExemplar]:
     """By the name and the limit of their buckets."""
     return {
-        (one.name, one.labels["le"]): one.exemplar
+        (sample.name, sample.labels["le"]): sample.exemplar
         for family in families
-        for one in family.samples
-        if one.exemplar is not None
+        for sample in family.samples
+        if sample.exemplar is not None
     }
 
 
@@ -279,13 +279,13 @@ def test_sampled_calls_are_exemplars_of_their_buckets(telemetry: Telemetry) -> N
         "triglot_queue_seconds_bucket",
         "triglot_compute_seconds_bucket",
     }
-    for (name, limit), one in found.items():
-        assert one.labels.keys() == {"trace_id", "span_id"}
-        assert one.labels["trace_id"] == TRACE
-        assert re.fullmatch("[0-9a-f]{16}", one.labels["span_id"])
-        assert one.value == pytest.approx({"r": 0.02, "q": 0.001, "c": 0.01}[name[len("triglot_")]])
-        assert float(limit) / 1.8**2 < one.value <= float(limit)
-        assert before - 0.001 <= float(one.timestamp or 0) <= time.time() + 0.001
+    for (name, limit), exemplar in found.items():
+        assert exemplar.labels.keys() == {"trace_id", "span_id"}
+        assert exemplar.labels["trace_id"] == TRACE
+        assert re.fullmatch("[0-9a-f]{16}", exemplar.labels["span_id"])
+        assert exemplar.value == pytest.approx({"r": 0.02, "q": 0.001, "c": 0.01}[name[len("triglot_")]])
+        assert float(limit) / 1.8**2 < exemplar.value <= float(limit)
+        assert before - 0.001 <= float(exemplar.timestamp or 0) <= time.time() + 0.001
     assert exemplars(read(telemetry, "classic")[0]) == {}
 
 
@@ -310,8 +310,10 @@ def test_the_latest_of_a_bucket_is_its_exemplar(telemetry: Telemetry) -> None:
     record(telemetry, 1e-7, traces[3], batch=0)
     record(telemetry, 0.02)
     found = exemplars(read(telemetry, "OpenMetrics")[0])
-    latency = {limit: one for (name, limit), one in found.items() if name == "triglot_request_seconds_bucket"}
-    assert [one.labels["trace_id"] for one in latency.values()] == [traces[3], traces[1], traces[2]]
+    latency = {
+        limit: exemplar for (name, limit), exemplar in found.items() if name == "triglot_request_seconds_bucket"
+    }
+    assert [exemplar.labels["trace_id"] for exemplar in latency.values()] == [traces[3], traces[1], traces[2]]
     lowest, _, above = latency
     assert (lowest, above) == ("1.8e-05", "+Inf")
     assert latency["+Inf"].value == 3000.0
@@ -329,7 +331,7 @@ def test_exemplars_lie_in_their_buckets(calls: list[tuple[float, int, Code]]) ->
     for seconds, trace, code in calls:
         record(telemetry, seconds, f"{trace:032x}", code)
     families, _ = read(telemetry, "OpenMetrics")
-    (family,) = [one for one in families if one.name == "triglot_request_seconds"]
+    (family,) = [family for family in families if family.name == "triglot_request_seconds"]
     below = -1.0
     for sample in family.samples:
         if sample.name != "triglot_request_seconds_bucket":
@@ -358,7 +360,9 @@ def test_workers_pages_keep_the_latest(workers: int, calls: list[tuple[int, floa
     text = PrometheusText(Telemetry()).render_reports(reports, OPEN_METRICS)[0].decode()
     families = list(parsed(text))
     found = exemplars(families)
-    kept = {one.value: one.labels["trace_id"] for (name, _), one in found.items() if "request" in name}
+    kept = {
+        exemplar.value: exemplar.labels["trace_id"] for (name, _), exemplar in found.items() if "request" in name
+    }
     assert kept.keys() == latest.keys()
     counts = {
         sample.labels["le"]: sample.value

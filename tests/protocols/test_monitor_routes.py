@@ -85,9 +85,9 @@ async def test_metrics_count_the_calls(server: Live) -> None:
     samples = [sample for family in families for sample in family.samples]
     names = ("protocol", "entrypoint", "model", "version", "code")
     requests = {
-        tuple(one.labels[name] for name in names): one.value
-        for one in samples
-        if one.name == "triglot_requests_total" and one.labels["method"] in ("ModelInfer", "predict")
+        tuple(sample.labels[name] for name in names): sample.value
+        for sample in samples
+        if sample.name == "triglot_requests_total" and sample.labels["method"] in ("ModelInfer", "predict")
     }
     assert requests == {
         ("kserve", "GRPC", "echo", "1", "OK"): 1,
@@ -95,7 +95,7 @@ async def test_metrics_count_the_calls(server: Live) -> None:
         ("tfserving", "REST", "echo", "1", "OK"): 1,
         ("kserve", "GRPC", "nobody", "", "NOT_FOUND"): 1,
     }
-    state = {one.name: one.value for one in samples if one.labels == {"model": "echo", "version": "1"}}
+    state = {sample.name: sample.value for sample in samples if sample.labels == {"model": "echo", "version": "1"}}
     assert state["triglot_model_ready"] == 1
     assert state["triglot_queue_depth"] == 0
     assert state["triglot_compute_seconds_count"] == 3
@@ -141,8 +141,8 @@ async def test_the_page_names_every_metric(server: Live) -> None:
     reply = await get(server, PAGE)
     assert reply.headers["Content-Type"] == "text/html; charset=utf-8"
     text = reply.body.decode()
-    for one in ("*qps", "*latency_cdf(ms)", name):
-        assert f'<li data-name="{html.escape(one)}">{html.escape(one)}</li>' in text
+    for metric in ("*qps", "*latency_cdf(ms)", name):
+        assert f'<li data-name="{html.escape(metric)}">{html.escape(metric)}</li>' in text
     assert name not in text
     points = (await get(server, f"{SERIES}?name={quote(name)}")).json["data"]
     assert 1.0 in [value for _, value in points]

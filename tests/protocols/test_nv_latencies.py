@@ -38,21 +38,21 @@ def read(text: str, accept: str) -> Found:
     # The older parser names counters as OpenMetrics has them.
     return {
         (
-            one.name.removesuffix("_total"),
-            one.labels["model"],
-            one.labels.get("le", one.labels.get("quantile", "")),
-        ): one.value
-        for one in samples
-        if one.name.startswith("nv_") and "model" in one.labels and "reason" not in one.labels
+            sample.name.removesuffix("_total"),
+            sample.labels["model"],
+            sample.labels.get("le", sample.labels.get("quantile", "")),
+        ): sample.value
+        for sample in samples
+        if sample.name.startswith("nv_") and "model" in sample.labels and "reason" not in sample.labels
     }
 
 
 def same(older: str, newer: str) -> Found:
     """What both texts say."""
-    one, other = (read(text, accept) for text, accept in zip((older, newer), READERS, strict=True))
-    assert one.keys() == other.keys()
-    assert str(one) == str(other)  # Not a number is no number.
-    return one
+    first, other = (read(text, accept) for text, accept in zip((older, newer), READERS, strict=True))
+    assert first.keys() == other.keys()
+    assert str(first) == str(other)  # Not a number is no number.
+    return first
 
 
 async def metrics(session: aiohttp.ClientSession) -> Found:

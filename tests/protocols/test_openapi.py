@@ -117,8 +117,8 @@ async def test_every_route_is_in_the_document_and_nothing_else(protocols: str) -
         except Refused:
             pytest.fail(f"{verb} {path} is no route")
     others = [route for route in routes if id(route) not in found]
-    assert [f"{one.verb} {one.path}" for one in others if not CATCH_ALL.search(one.path)] == []
-    assert not any(one.documented for one in others)
+    assert [f"{route.verb} {route.path}" for route in others if not CATCH_ALL.search(route.path)] == []
+    assert not any(route.documented for route in others)
 
 
 async def test_operations_have_names_of_their_own_and_their_protocols() -> None:
@@ -178,7 +178,7 @@ async def test_every_example_of_every_demo_model_works_as_it_stands() -> None:
             assert status == 200, f"{path} {body}: {answer!r}"
             assert b'"error"' not in answer
             shown.setdefault(name, set()).add(path)
-        for path, operation in ((path, one) for (_, path), one in operations(document).items()):
+        for path, operation in ((path, operation) for (_, path), operation in operations(document).items()):
             for sample in operation.get("x-codeSamples", ()):
                 assert await status_of(sample["source"].replace(ADDRESS, client.url)) == 200
                 shown.setdefault(path.split("/")[3], set()).add(path)

@@ -114,7 +114,7 @@ def output(name: str, datatype: str, size: int) -> OutputTensor:
 def test_pieces_say_what_small_answers_say(chosen: list[tuple[str, int, bool]]) -> None:
     outputs = [output(f"y{at}", datatype, size) for at, (datatype, size, _) in enumerate(chosen)]
     binary = {f"y{at}" for at, (_, _, wanted) in enumerate(chosen) if wanted}
-    request = InferenceRequest("m", outputs=[one.name for one in outputs])
+    request = InferenceRequest("m", outputs=[output.name for output in outputs])
     response = encode_infer(
         InferenceResponse("m", "1", "", outputs), RestInfer(request, frozenset(binary), binary_by_default=False)
     )
@@ -122,14 +122,14 @@ def test_pieces_say_what_small_answers_say(chosen: list[tuple[str, int, bool]]) 
     assert len(body) == len(response.body)
     length = int(dict(response.headers).get("Inference-Header-Content-Length", len(body)))
     at = length
-    for described, one in zip(json.loads(body[:length])["outputs"], outputs, strict=True):
-        if one.name in binary:
+    for described, sent in zip(json.loads(body[:length])["outputs"], outputs, strict=True):
+        if sent.name in binary:
             end = at + described["parameters"]["binary_data_size"]
-            if one.datatype != "BYTES":
-                assert body[at:end] == one.array.tobytes()
+            if sent.datatype != "BYTES":
+                assert body[at:end] == sent.array.tobytes()
             at = end
         else:
-            values = [text.decode() for text in one.array] if one.datatype == "BYTES" else one.array.tolist()
+            values = [text.decode() for text in sent.array] if sent.datatype == "BYTES" else sent.array.tolist()
             assert described["data"] == values
     assert at == len(body)
 

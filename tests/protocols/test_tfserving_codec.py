@@ -288,17 +288,17 @@ def test_a_response() -> None:
     y = OutputTensor("y", "FP32", np.array([3.0], "f4"))
     s = OutputTensor("é", "BYTES", object_array([b"a"], (1, 1)))
     response = InferenceResponse("m", "123", "", [y, s])
-    one, pair = {"dim": [{"size": 1}]}, {"dim": [{"size": 1}, {"size": 1}]}
+    vector_shape, pair = {"dim": [{"size": 1}]}, {"dim": [{"size": 1}, {"size": 1}]}
     spec = {"name": "m", "version": {"value": 123}, "signature_name": "s"}
     tensor = tensor_pb2.TensorProto
     outputs = {
-        "y": tensor(dtype=tensor_pb2.DT_FLOAT, tensor_shape=one, float_val=[3]),
+        "y": tensor(dtype=tensor_pb2.DT_FLOAT, tensor_shape=vector_shape, float_val=[3]),
         "é": tensor(dtype=tensor_pb2.DT_STRING, tensor_shape=pair, string_val=[b"a"]),
     }
     read = predict_pb2.PredictResponse.FromString
     assert read(encode_predict(response, "s")) == predict_pb2.PredictResponse(model_spec=spec, outputs=outputs)
     raw = struct.pack("<f", 3)
-    outputs["y"] = tensor(dtype=tensor_pb2.DT_FLOAT, tensor_shape=one, tensor_content=raw)
+    outputs["y"] = tensor(dtype=tensor_pb2.DT_FLOAT, tensor_shape=vector_shape, tensor_content=raw)
     content = encode_predict(response, "s", as_content=True)
     assert read(content) == predict_pb2.PredictResponse(model_spec=spec, outputs=outputs)
 

@@ -56,21 +56,21 @@ def examples_of(data: bytes) -> list[bytes]:
 
 def plain(*examples: bytes | str) -> bytes:
     """An Input of a plain list."""
-    return field(1, b"".join(field(1, one) for one in examples))
+    return field(1, b"".join(field(1, example) for example in examples))
 
 
 def with_context(context: bytes | str, *examples: bytes | str) -> bytes:
-    return field(2, b"".join(field(1, one) for one in examples) + field(2, context))
+    return field(2, b"".join(field(1, example) for example in examples) + field(2, context))
 
 
 @pytest.mark.parametrize("request_class", REQUESTS)
 def test_requests(request_class: Any) -> None:
-    one, two = example(x=1), example(x=2)
+    first, two = example(x=1), example(x=2)
     message = request_class(model_spec={"name": "m", "version": {"value": 7}})
-    for data in (one, two):
+    for data in (first, two):
         message.input.example_list.examples.add().ParseFromString(data)
     request = decode_examples(request_class, message.SerializeToString())
-    assert request == ExamplesRequest(ModelSpec("m", 7), [one, two])
+    assert request == ExamplesRequest(ModelSpec("m", 7), [first, two])
     assert decode_examples(request_class, b"") == ExamplesRequest(None, [])
     assert decode_examples(request_class, field(1, "")) == ExamplesRequest(ModelSpec(""), [])
 
@@ -89,8 +89,11 @@ def test_tasks() -> None:
 def test_the_context_is_part_of_each_example() -> None:
     """And what both have is the example's, for that is how messages are merged."""
     merged = examples_of(with_context(example(x=9, c=3), example(x=1), example(y=2)))
-    features = [example_pb2.Example.FromString(one).features.feature for one in merged]
-    values = [{name: list(feature.float_list.value) for name, feature in one.items()} for one in features]
+    features = [example_pb2.Example.FromString(serialized).features.feature for serialized in merged]
+    values = [
+        {name: list(feature.float_list.value) for name, feature in example_features.items()}
+        for example_features in features
+    ]
     assert values == [{"x": [1], "c": [3]}, {"x": [9], "c": [3], "y": [2]}]
 
 
@@ -142,7 +145,9 @@ def test_examples_are_passed_on_as_they_are(examples: list[bytes], context: byte
     if context is None:
         assert examples_of(unknown + plain(*examples)) == examples
     else:
-        assert examples_of(with_context(context, *examples) + unknown) == [context + one for one in examples]
+        assert examples_of(with_context(context, *examples) + unknown) == [
+            context + example for example in examples
+        ]
 
 
 @pytest.mark.parametrize(
@@ -198,11 +203,11 @@ CLASSIFY, REGRESS = ("classification", classify_outputs), ("regression", regress
 
 
 def refused(call: Any, inputs: str, outputs: str) -> str:
-    one = signature(inputs, outputs)
+    bound = signature(inputs, outputs)
     with pytest.raises(InvalidArgument) as caught:
-        call[1](one, lambda: signature_def("s", one, {}))
+        call[1](bound, lambda: signature_def("s", bound, {}))
     text = caught.value.message
-    assert text.endswith(f": {signature_def('s', one, {})}"[:4096]) == (
+    assert text.endswith(f": {signature_def('s', bound, {})}"[:4096]) == (
         ": inputs {" in text or ": outputs {" in text
     )
     return text.split(": inputs {")[0]
@@ -219,13 +224,13 @@ def refused(call: Any, inputs: str, outputs: str) -> str:
     ],
 )
 def test_signatures_that_classify(outputs: str, wanted: list[str]) -> None:
-    one = signature("inputs", outputs)
-    assert classify_outputs(one, lambda: signature_def("s", one, {})) == wanted
+    bound = signature("inputs", outputs)
+    assert classify_outputs(bound, lambda: signature_def("s", bound, {})) == wanted
 
 
 def test_signatures_that_regress() -> None:
-    one = signature("inputs", "outputs")
-    assert regress_outputs(one, lambda: signature_def("s", one, {})) == ["outputs"]
+    bound = signature("inputs", "outputs")
+    assert regress_outputs(bound, lambda: signature_def("s", bound, {})) == ["outputs"]
 
 
 @pytest.mark.parametrize(
@@ -344,7 +349,9 @@ def test_numbers_that_do_not_fit(shape: tuple[int, ...], datatype: str, text: st
 
 def test_results_as_messages() -> None:
     result = classification_message([[(b"a", 0.5), ("é".encode(), 0.0)], [(b"a\xff", float("inf"))], []])
-    classes = [[(one.label, one.score) for one in row.classes] for row in result.classifications]
+    classes = [
+        [(classified.label, classified.score) for classified in row.classes] for row in result.classifications
+    ]
     assert classes == [[("a", 0.5), ("é", 0.0)], [("a\ufffd", float("inf"))], []]
     numbers = regression_message(np.array([0, 1.5, float("-inf")], "f4"))
-    assert [one.value for one in numbers.regressions] == [0, 1.5, float("-inf")]
+    assert [regression.value for regression in numbers.regressions] == [0, 1.5, float("-inf")]

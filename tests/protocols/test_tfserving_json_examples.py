@@ -161,12 +161,12 @@ def test_what_was_written_is_read(written: list[dict[str, list[Any]]]) -> None:
     plain = [
         {
             name: [item.decode() if isinstance(item, bytes) else item for item in values]
-            for name, (_, values) in one.items()
+            for name, (_, values) in example.items()
         }
-        for one in read
+        for example in read
     ]
-    assert repr([dict(sorted(one.items())) for one in plain]) == repr(
-        [dict(sorted(one.items())) for one in written]
+    assert repr([dict(sorted(example.items())) for example in plain]) == repr(
+        [dict(sorted(example.items())) for example in written]
     )
 
 

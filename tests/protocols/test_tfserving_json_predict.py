@@ -147,7 +147,9 @@ def test_the_signature_that_counts_is_the_first_one_named() -> None:
 def test_a_model_that_declares_nothing_takes_what_comes(body: bytes, row: bool, tensors: list[Any]) -> None:
     decoded = decode_predict(body, lambda _: Signature((), (), any_tensors=True))
     assert decoded.row is row
-    found = [(one.name, one.datatype, one.shape, np.asarray(one.data).tolist()) for one in decoded.inputs]
+    found = [
+        (tensor.name, tensor.datatype, tensor.shape, np.asarray(tensor.data).tolist()) for tensor in decoded.inputs
+    ]
     assert found == tensors
 
 

@@ -49,7 +49,7 @@ def outcome(decode: Any, data: bytes) -> Any:
     except InvalidArgument as error:
         return error.message
     assert type(decoded) is PredictRequest
-    inputs = sorted([plain_tensor(one) for one in decoded.inputs if one.datatype in DATATYPES])
+    inputs = sorted([plain_tensor(tensor) for tensor in decoded.inputs if tensor.datatype in DATATYPES])
     return decoded.spec, inputs, list(decoded.output_filter), decoded.unreadable
 
 

@@ -42,7 +42,7 @@ def settings(text: str) -> list[ModelSettings]:
     return model_settings(parse_text(text.encode(), "models.config", pb.ModelServerConfig))
 
 
-def one(text: str = "") -> ModelSettings:
+def settings_of_model(text: str = "") -> ModelSettings:
     """The settings of one model, with more fields than the three that it needs."""
     (model,) = settings(
         f"model_config_list {{ config {{ name: 'm' base_path: '/m' model_platform: 'tensorflow' {text} }} }}"
@@ -67,8 +67,8 @@ def test_how_requests_are_recorded(kind: str) -> None:
     (model,) = settings("model_config_list {" + recorded(f"{kind} filename_prefix: '/records/m'") + "}")
     assert model.recording == Recording("/records/m", 0.5)
     assert settings_of(json.loads(json.dumps(settings_fields(model)))) == model
-    assert one().recording is None
-    assert settings_of(settings_fields(one())) == one()
+    assert settings_of_model().recording is None
+    assert settings_of(settings_fields(settings_of_model())) == settings_of_model()
 
 
 def test_a_configuration_file() -> None:
@@ -99,7 +99,7 @@ def test_a_configuration_file() -> None:
     ],
 )
 def test_version_policies(text: str, policy: VersionPolicy) -> None:
-    assert one(text).policy == policy
+    assert settings_of_model(text).policy == policy
 
 
 def test_an_empty_list_wants_no_models() -> None:

@@ -184,7 +184,7 @@ def test_encoded(dtype: str, member: str, values: list[Any], elements: list[Any]
         assert message.HasField("tensor_shape")
         assert tuple(dim.size for dim in message.tensor_shape.dim) == shaped.shape
         filled = {member} if shaped.size else set()
-        assert {one.name for one, _ in message.ListFields()} - {"dtype", "tensor_shape"} == filled
+        assert {descriptor.name for descriptor, _ in message.ListFields()} - {"dtype", "tensor_shape"} == filled
         assert len(getattr(message, member)) == shaped.size * (2 if "complex" in member else 1)
         assert_elements(message, numbers_of(shaped).tolist())
     content = pb.TensorProto.FromString(b"".join(tensor_pieces(array, datatype, as_content=True)))

@@ -158,7 +158,7 @@ def file_with(folder: Path, data: bytes) -> Path:
 
 def test_recorded_requests(tmp_path: Path) -> None:
     logs = [log("m"), pb.PredictionLog(), log("n" * 40_000)]
-    assert read_warm_up(file_with(tmp_path, file_of(*[one.SerializeToString() for one in logs]))) == logs
+    assert read_warm_up(file_with(tmp_path, file_of(*[line.SerializeToString() for line in logs]))) == logs
 
 
 @pytest.mark.parametrize("data", [file_of(b"")[:-1], b"not in this format at all", file_of(b"") + b"\0" * 100])
@@ -177,10 +177,10 @@ def test_a_record_that_is_no_request(tmp_path: Path) -> None:
 
 
 def test_the_number_of_records_is_bounded(tmp_path: Path) -> None:
-    one = file_of(b"")
-    file = file_with(tmp_path, one * MAX_RECORDS)
+    record = file_of(b"")
+    file = file_with(tmp_path, record * MAX_RECORDS)
     assert len(read_warm_up(file)) == MAX_RECORDS == 1000
-    file.write_bytes(one * (MAX_RECORDS + 1))
+    file.write_bytes(record * (MAX_RECORDS + 1))
     with pytest.raises(ModelLoadError) as caught:
         read_warm_up(file)
     assert str(caught.value) == f"Number of warmup records exceeds the maximum (1000) at {file}"

@@ -99,7 +99,9 @@ class Site:
         self.reconciler.want({name: dict(versions) for name, versions in self._wanted.items()})
 
     def state(self, name: str, version: int = 1) -> State:
-        return next(one.state for one in self.reconciler.registry.statuses(name) if one.files.version == version)
+        return next(
+            status.state for status in self.reconciler.registry.statuses(name) if status.files.version == version
+        )
 
     def reason(self, name: str) -> str:
         return self.reconciler.registry.statuses(name)[0].reason

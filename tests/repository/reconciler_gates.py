@@ -155,7 +155,10 @@ class Gated:
 
     def _summary(self) -> object:
         return (
-            {one.files.version: (one.state, one.files, one.error is not None) for one in self._statuses()},
+            {
+                status.files.version: (status.state, status.files, status.error is not None)
+                for status in self._statuses()
+            },
             self.begun,
             self.reconciler.ended,
             self.open(),
@@ -170,7 +173,10 @@ class Gated:
 
 def _summary(model: PlanModel) -> object:
     return (
-        {number: (one.state, one.files, one.error is not None) for number, one in model.known.items()},
+        {
+            number: (version.state, version.files, version.error is not None)
+            for number, version in model.known.items()
+        },
         [files.file for files in model.begun],
         len(model.begun) - model.is_loading(),
         len(model.serving) + len(model.draining),

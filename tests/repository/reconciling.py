@@ -67,5 +67,7 @@ async def settled(reconciler: Reconciler, *versions: ModelFiles) -> None:
 def state(reconciler: Reconciler, version: int, model: str = "m") -> tuple[State, str]:
     """The state of a version, and the reason."""
     return next(
-        (one.state, one.reason) for one in reconciler.registry.statuses(model) if one.files.version == version
+        (status.state, status.reason)
+        for status in reconciler.registry.statuses(model)
+        if status.files.version == version
     )

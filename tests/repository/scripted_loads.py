@@ -123,8 +123,10 @@ async def managing(*roots: Any, load: Loads, **options: Any) -> AsyncIterator[Ma
 def states(manager: Manager, name: str) -> dict[int, str]:
     """The state of every version that ever was, highest first; of one that failed, why."""
     return {
-        one.files.version: one.error.message if one.error and one.state is State.UNAVAILABLE else one.state.name
-        for one in manager.registry.statuses(name)
+        status.files.version: status.error.message
+        if status.error and status.state is State.UNAVAILABLE
+        else status.state.name
+        for status in manager.registry.statuses(name)
     }
 
 

@@ -60,8 +60,8 @@ class Served:
         """The state of each model and version, and why."""
         _, models = await self.post("/v2/repository/index")
         return {
-            f"{one['name']}/{one.get('version', '')}": " ".join(
-                (one.get("state", ""), one.get("reason", ""))
+            f"{model['name']}/{model.get('version', '')}": " ".join(
+                (model.get("state", ""), model.get("reason", ""))
             ).strip()
-            for one in models
+            for model in models
         }

@@ -61,10 +61,10 @@ async def test_without_a_batch_dim_the_queues_policy_holds(tmp_path: Path) -> No
         model: Any = servable.model
         busy = asyncio.ensure_future(sizes(here, 3))
         assert await asyncio.to_thread(model.entered.wait, 30)
-        two, one = np.zeros(2, np.int32), np.zeros(1, np.int32)
+        two, one_row = np.zeros(2, np.int32), np.zeros(1, np.int32)
         first = asyncio.ensure_future(here.infer("m", two))
         await until(lambda: servable.queue_depth == 1)
-        second = await here.error("m", one)
+        second = await here.error("m", one_row)
         model.gate.set()
         assert await busy == [[3, 3, 3]]
         assert (await first).tolist() == [2, 2]

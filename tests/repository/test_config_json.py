@@ -105,15 +105,15 @@ def numbers(message: Any, said: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         value, known = said[field.name], getattr(message, field.name)
         if field.message_type is None:
             if field.cpp_type not in (FieldDescriptor.CPPTYPE_STRING, FieldDescriptor.CPPTYPE_BOOL):
-                yield from ((field.name, one) for one in (value if isinstance(value, list) else [value]))
+                yield from ((field.name, number) for number in (value if isinstance(value, list) else [value]))
         elif field.message_type.GetOptions().map_entry:
             for key, item in value.items():
                 inner = field.message_type.fields_by_name["key"].cpp_type
                 if isinstance(item, dict):
                     yield from numbers(known[key if inner == FieldDescriptor.CPPTYPE_STRING else int(key)], item)
         elif isinstance(value, list):
-            for one, item in zip(known, value, strict=True):
-                yield from numbers(one, item)
+            for known_item, item in zip(known, value, strict=True):
+                yield from numbers(known_item, item)
         else:
             yield from numbers(known, value)
 

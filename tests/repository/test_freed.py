@@ -42,7 +42,7 @@ def _no_collector() -> Iterator[None]:
 
 def weights() -> list[weakref.ref[object]]:
     """Those that the collector sees."""
-    return [weakref.ref(one) for one in gc.get_objects() if type(one).__name__ == "Weights"]
+    return [weakref.ref(tracked) for tracked in gc.get_objects() if type(tracked).__name__ == "Weights"]
 
 
 @pytest.mark.usefixtures("_no_collector")
@@ -55,7 +55,7 @@ async def test_what_a_module_holds(tmp_path: Path, settled: bool) -> None:
     before = weights()
     await manager.load_all()
     try:
-        (held,) = [one for one in weights() if one not in before]
+        (held,) = [weight for weight in weights() if weight not in before]
         if settled:
             manager.settle()
             assert weights() == []

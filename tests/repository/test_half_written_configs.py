@@ -65,8 +65,8 @@ def test_a_configuration_that_is_written_slowly(
     looking.look()
     expected = Looking(root)
     assert looking.versions() == expected.versions()
-    assert [one.config for one in looking.last.wanted["m"].values()] == [
-        one.config for one in expected.last.wanted["m"].values()
+    assert [files.config for files in looking.last.wanted["m"].values()] == [
+        files.config for files in expected.last.wanted["m"].values()
     ]
 
 

@@ -146,7 +146,7 @@ def test_links_that_lead_out_of_the_repository(tmp_path: Path, make: Make) -> No
     assert (list(allowed.models), allowed.problems) == (["good", "out"], {})
 
 
-@pytest.mark.parametrize("make", [one for one in LEADING_OUT if "model_folder" not in one.__name__])
+@pytest.mark.parametrize("make", [layout for layout in LEADING_OUT if "model_folder" not in layout.__name__])
 def test_the_same_of_one_model_s_folder(tmp_path: Path, make: Make) -> None:
     root, outside = tmp_path / "models", tmp_path / "outside"
     outside.mkdir()

@@ -35,7 +35,7 @@ async def test_one_at_a_time_in_the_order_that_they_came() -> None:
     holders = [Holder(turns) for _ in range(3)]
     for number, holder in enumerate(holders):
         await asyncio.wait_for(holder.has_it.wait(), SECONDS)
-        assert [one.has_it.is_set() for one in holders] == [one <= number for one in range(3)]
+        assert [task.has_it.is_set() for task in holders] == [index <= number for index in range(3)]
         await holder.ended()
 
 

@@ -45,7 +45,7 @@ async def test_a_load_that_hangs_fails_and_what_comes_of_it_is_closed(tmp_path: 
         await settled(reconciler, old)
         gate = load.hold("load m/2")
         await too_late(reconciler, new, lambda: load.begun == ["m/1", "m/2"])
-        (error,) = (one.error for one in reconciler.registry.statuses("m") if one.error is not None)
+        (error,) = (status.error for status in reconciler.registry.statuses("m") if status.error is not None)
         assert error.code is Code.DEADLINE_EXCEEDED
         assert error.message == f"{new.file}: loading took longer than load_timeout, 0.05 s"
         assert state(reconciler, 2) == (State.UNAVAILABLE, error.message)
@@ -153,11 +153,11 @@ async def test_whatever_a_warm_up_raises(
     async def warm(servable: Servable, files: ModelFiles) -> None:
         raise raised
 
-    one = files(tmp_path, "m", 1)
+    model_files = files(tmp_path, "m", 1)
     async with reconciling(load, warm=warm) as reconciler:
-        await settled(reconciler, one)
+        await settled(reconciler, model_files)
         (version,) = reconciler.registry.statuses("m")
-        assert version.reason == text.format(file=one.file)
+        assert version.reason == text.format(file=model_files.file)
         assert version.error is not None
         assert version.error.code is code
         assert load.closed == {"m/1": 1}

@@ -81,10 +81,12 @@ def test_a_file_says_what_its_message_says(folder: Path, message: Any) -> None:
     (folder / CONFIG_FILE).write_text(text_format.MessageToString(message, as_utf8=True))
     assert read_config(folder, warnings) == expected
     assert warnings == []
-    assert [(one.name, list(one.dims or ())) for one in expected.inputs] == [
-        (one.name, one.dims) for one in message.input
+    assert [(tensor.name, list(tensor.dims or ())) for tensor in expected.inputs] == [
+        (tensor.name, tensor.dims) for tensor in message.input
     ]
-    assert [one.count for one in expected.instance_groups] == [one.count or 1 for one in message.instance_group]
+    assert [instance_group.count for instance_group in expected.instance_groups] == [
+        group.count or 1 for group in message.instance_group
+    ]
 
 
 LIMITS = """
@@ -136,7 +138,7 @@ def _with_numbers(value: Any) -> Any:
     if isinstance(value, dict):
         # Tensors and parameters may have such names, too; only the fields are lists.
         return {
-            key: [int(one) for one in item]
+            key: [int(value) for value in item]
             if key in ("dims", "versions") and isinstance(item, list)
             else _with_numbers(item)
             for key, item in value.items()

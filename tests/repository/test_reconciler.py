@@ -218,12 +218,12 @@ class Odd(Model):
 @pytest.mark.parametrize("config", [ModelConfig(), ModelConfig(max_batch_size=4)])
 async def test_a_class_that_cannot_be_served(tmp_path: Path, config: ModelConfig) -> None:
     closed = threading.Event()
-    one = files(tmp_path, "m", 1)
-    odd = ModelFiles(one.name, one.version, one.backend, one.file, config=config)
+    good = files(tmp_path, "m", 1)
+    odd = ModelFiles(good.name, good.version, good.backend, good.file, config=config)
     async with reconciling(lambda *_: Odd(closed.set)) as reconciler:
         await settled(reconciler, odd)
         assert state(reconciler, 1)[0] is State.UNAVAILABLE
-        assert state(reconciler, 1)[1].startswith(f"{one.file}: TypeError: ")
+        assert state(reconciler, 1)[1].startswith(f"{good.file}: TypeError: ")
         assert await asyncio.to_thread(closed.wait, SECONDS)
 
 
@@ -252,7 +252,7 @@ async def test_what_failed_is_freed_at_once(tmp_path: Path, fails: str) -> None:
         async with reconciling(load, warm=warm) as reconciler:
             await settled(reconciler, files(tmp_path, "m", 1))
             assert state(reconciler, 1)[0] is State.UNAVAILABLE
-            await until(lambda: [one() for one in held] == [None, None])
+            await until(lambda: [reference() for reference in held] == [None, None])
     finally:
         gc.enable()
 

@@ -158,7 +158,7 @@ async def test_a_model_whose_turn_to_load_has_not_come(tmp_path: Path, load: Loa
         reload = asyncio.create_task(manager.reload([settings(tmp_path / "a"), settings(tmp_path / "b")]))
         await until(lambda: load.begun == ["a/1"])
         assert states(manager, "b") == {1: "START"}
-        assert [one.state.value for one in manager.registry.versions()] == ["LOADING", "UNKNOWN"]
+        assert [version.state.value for version in manager.registry.versions()] == ["LOADING", "UNKNOWN"]
         # What does not have to wait for a turn does not.
         gate.set()
         await reload

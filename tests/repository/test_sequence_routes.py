@@ -116,126 +116,126 @@ async def versioned_model(
 
 
 async def test_a_sequence_goes_on_in_the_version_that_it_began_in(tmp_path: Path) -> None:
-    async with versioned_model(tmp_path) as one:
-        assert await one.send(1, 5, start=True) == V1 + 1
-        await one.add(2)
-        await one.state(1, "UNLOADING")
-        assert await one.send(1, 5) == V1 + 2
-        assert await one.send(1, 5, version="1") == V1 + 3
+    async with versioned_model(tmp_path) as model:
+        assert await model.send(1, 5, start=True) == V1 + 1
+        await model.add(2)
+        await model.state(1, "UNLOADING")
+        assert await model.send(1, 5) == V1 + 2
+        assert await model.send(1, 5, version="1") == V1 + 3
         # Others begin in the new one.
-        assert await one.send(1, 6, start=True) == V2 + 1
-        assert await one.send(1, 6) == V2 + 2
-        assert (await one.error(1, 7)).code is Code.INVALID_ARGUMENT
-        assert (await one.error(1, 7, start=True, version="1")).code is Code.UNAVAILABLE
-        assert (await one.error(1, 5, version="2")).code is Code.INVALID_ARGUMENT
-        assert states(one.manager, "m")[1] == "UNLOADING"
-        assert await one.send(1, 5, end=True) == V1 + 4
-        await one.state(1, "UNAVAILABLE")
-        assert (await one.error(1, 5)).code is Code.INVALID_ARGUMENT
+        assert await model.send(1, 6, start=True) == V2 + 1
+        assert await model.send(1, 6) == V2 + 2
+        assert (await model.error(1, 7)).code is Code.INVALID_ARGUMENT
+        assert (await model.error(1, 7, start=True, version="1")).code is Code.UNAVAILABLE
+        assert (await model.error(1, 5, version="2")).code is Code.INVALID_ARGUMENT
+        assert states(model.manager, "m")[1] == "UNLOADING"
+        assert await model.send(1, 5, end=True) == V1 + 4
+        await model.state(1, "UNAVAILABLE")
+        assert (await model.error(1, 5)).code is Code.INVALID_ARGUMENT
 
 
 async def test_a_step_of_an_ensemble_goes_on_in_the_version_that_it_began_in(tmp_path: Path) -> None:
     """And another sequence begins in the new one."""
-    async with versioned_model(tmp_path / "models", ensemble=True) as one:
-        assert await one.send(1, 5, start=True, model="e") == V1 + 1
-        await one.add(2)
-        await one.state(1, "UNLOADING")
-        assert await one.send(1, 5, model="e") == V1 + 2
-        assert await one.send(1, 5) == V1 + 3
-        assert await one.send(1, 6, start=True, end=True, model="e") == V2 + 1
-        assert await one.send(1, 5, end=True, model="e") == V1 + 4
-        await one.state(1, "UNAVAILABLE")
+    async with versioned_model(tmp_path / "models", ensemble=True) as model:
+        assert await model.send(1, 5, start=True, model="e") == V1 + 1
+        await model.add(2)
+        await model.state(1, "UNLOADING")
+        assert await model.send(1, 5, model="e") == V1 + 2
+        assert await model.send(1, 5) == V1 + 3
+        assert await model.send(1, 6, start=True, end=True, model="e") == V2 + 1
+        assert await model.send(1, 5, end=True, model="e") == V1 + 4
+        await model.state(1, "UNAVAILABLE")
 
 
 async def test_a_sequence_without_a_version_stays_where_it_began(tmp_path: Path) -> None:
-    async with versioned_model(tmp_path, all_versions=True) as one:
-        assert await one.send(1, 5, start=True) == V1 + 1
-        await one.add(2)
-        assert await one.send(1, 5) == V1 + 2
-        assert await one.send(1, 5, start=True, version="2") == V2 + 1
+    async with versioned_model(tmp_path, all_versions=True) as model:
+        assert await model.send(1, 5, start=True) == V1 + 1
+        await model.add(2)
+        assert await model.send(1, 5) == V1 + 2
+        assert await model.send(1, 5, start=True, version="2") == V2 + 1
         # Two of the same id: the one that a new one would be beside.
-        assert await one.send(1, 5) == V2 + 2
-        assert await one.send(1, 5, version="1") == V1 + 3
+        assert await model.send(1, 5) == V2 + 2
+        assert await model.send(1, 5, version="1") == V1 + 3
 
 
 async def test_a_start_goes_to_the_new_version_and_ends_the_former_sequence(tmp_path: Path) -> None:
-    async with versioned_model(tmp_path) as one:
-        assert await one.send(1, 5, start=True) == V1 + 1
-        await one.add(2)
-        assert await one.send(1, 5, start=True) == V2 + 1
-        await one.state(1, "UNAVAILABLE")
-        assert await one.send(1, 5) == V2 + 2
+    async with versioned_model(tmp_path) as model:
+        assert await model.send(1, 5, start=True) == V1 + 1
+        await model.add(2)
+        assert await model.send(1, 5, start=True) == V2 + 1
+        await model.state(1, "UNAVAILABLE")
+        assert await model.send(1, 5) == V2 + 2
 
 
 async def test_what_is_loaded_again_lets_the_former_ones_sequences_end(tmp_path: Path) -> None:
-    async with versioned_model(tmp_path, all_versions=True, explicit=["m"]) as one:
-        former = one.manager.registry.servable("m")
-        assert await one.send(1, 5, start=True) == V1 + 1
-        put(one.folder / "1", "changed")
-        await one.manager.load_model("m")
-        assert one.manager.registry.servable("m") is not former
-        assert await one.send(1, 5) == V1 + 2
-        assert await one.send(1, 5, version="1") == V1 + 3
-        assert await one.send(1, 6, start=True, version="1") == 11 * V1 + 1
-        assert await one.send(1, 6) == 11 * V1 + 2
-        assert await one.send(1, 5, end=True) == V1 + 4
-        await until(lambda: not one.manager.registry.draining("m"))
+    async with versioned_model(tmp_path, all_versions=True, explicit=["m"]) as model:
+        former = model.manager.registry.servable("m")
+        assert await model.send(1, 5, start=True) == V1 + 1
+        put(model.folder / "1", "changed")
+        await model.manager.load_model("m")
+        assert model.manager.registry.servable("m") is not former
+        assert await model.send(1, 5) == V1 + 2
+        assert await model.send(1, 5, version="1") == V1 + 3
+        assert await model.send(1, 6, start=True, version="1") == 11 * V1 + 1
+        assert await model.send(1, 6) == 11 * V1 + 2
+        assert await model.send(1, 5, end=True) == V1 + 4
+        await until(lambda: not model.manager.registry.draining("m"))
         assert former.leases == 0
 
 
 async def test_an_idle_sequence_does_not_keep_a_version(tmp_path: Path) -> None:
-    async with versioned_model(tmp_path, max_idle=0.05) as one:
-        await one.send(1, 5, start=True)
-        await one.add(2)
-        await one.state(1, "UNAVAILABLE")
+    async with versioned_model(tmp_path, max_idle=0.05) as model:
+        await model.send(1, 5, start=True)
+        await model.add(2)
+        await model.state(1, "UNAVAILABLE")
 
 
 async def test_a_drain_has_its_own_patience(tmp_path: Path) -> None:
-    async with versioned_model(tmp_path, drain_seconds=0.05) as one:
-        await one.send(1, 5, start=True)
-        await one.add(2)
-        await one.state(1, "UNAVAILABLE")
-        assert (await one.error(1, 5)).code is Code.INVALID_ARGUMENT
+    async with versioned_model(tmp_path, drain_seconds=0.05) as model:
+        await model.send(1, 5, start=True)
+        await model.add(2)
+        await model.state(1, "UNAVAILABLE")
+        assert (await model.error(1, 5)).code is Code.INVALID_ARGUMENT
 
 
 async def test_sequences_of_a_model_that_is_unloaded_may_end(tmp_path: Path) -> None:
-    async with versioned_model(tmp_path, all_versions=True, explicit=["m"]) as one:
-        await one.send(1, 5, start=True)
-        one.manager.unload_model("m")
-        assert await one.send(1, 5) == V1 + 2
-        assert (await one.error(1, 6, start=True)).code is Code.NOT_FOUND
-        assert await one.send(1, 5, end=True) == V1 + 3
-        await one.state(1, "UNAVAILABLE")
+    async with versioned_model(tmp_path, all_versions=True, explicit=["m"]) as model:
+        await model.send(1, 5, start=True)
+        model.manager.unload_model("m")
+        assert await model.send(1, 5) == V1 + 2
+        assert (await model.error(1, 6, start=True)).code is Code.NOT_FOUND
+        assert await model.send(1, 5, end=True) == V1 + 3
+        await model.state(1, "UNAVAILABLE")
 
 
 async def test_a_server_that_stops_begins_no_sequence(tmp_path: Path) -> None:
-    async with versioned_model(tmp_path) as one:
-        await one.send(1, 5, start=True)
-        one.dataplane.stop()
-        error = await one.error(1, 6, start=True)
+    async with versioned_model(tmp_path) as model:
+        await model.send(1, 5, start=True)
+        model.dataplane.stop()
+        error = await model.error(1, 6, start=True)
         assert isinstance(error, Unavailable)
         assert "the server is shutting down" in error.message
-        assert await one.send(1, 5, end=True) == V1 + 2
-        assert one.manager.registry.servable("m").leases == 0
+        assert await model.send(1, 5, end=True) == V1 + 2
+        assert model.manager.registry.servable("m").leases == 0
 
 
 async def test_a_timeout_is_no_deadline_of_a_sequences_request(tmp_path: Path) -> None:
-    async with versioned_model(tmp_path) as one:
+    async with versioned_model(tmp_path) as model:
         tensor = InputTensor("x", "FP32", (1, 1), np.array([1], np.float32))
         parameters: dict[str, Any] = {"sequence_id": 5, "sequence_start": True, "timeout": 1_000_000}
         call = Call()
-        await one.dataplane.infer(InferenceRequest("m", inputs=[tensor], parameters=parameters), call)
+        await model.dataplane.infer(InferenceRequest("m", inputs=[tensor], parameters=parameters), call)
         assert call.deadline is None
 
 
 async def test_wrong_inputs_leave_a_sequence_as_it_is(tmp_path: Path) -> None:
-    async with versioned_model(tmp_path) as one:
-        await one.send(1, 5, start=True)
+    async with versioned_model(tmp_path) as model:
+        await model.send(1, 5, start=True)
         tensor = InputTensor("before", "FP32", (1, 1), np.array([1], np.float32))
         request = InferenceRequest("m", inputs=[tensor], parameters={"sequence_id": 5, "sequence_end": True})
         with pytest.raises(InvalidArgument, match="unexpected inference input 'before'"):
-            await one.dataplane.infer(request, Call())
-        assert await one.send(1, 5, end=True) == V1 + 2
+            await model.dataplane.infer(request, Call())
+        assert await model.send(1, 5, end=True) == V1 + 2
 
 
 async def test_large_texts_do_not_change_the_order(tmp_path: Path) -> None:

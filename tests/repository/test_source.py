@@ -107,7 +107,7 @@ def test_of_several_files_the_first_of_the_table_counts(
     tmp_path: Path, files: tuple[str, ...], backend: str
 ) -> None:
     put(*(tmp_path / "mine" / file for file in files))
-    assert [one for _, one, _ in found(tmp_path)["mine"]] == [backend]
+    assert [model_backend for _, model_backend, _ in found(tmp_path)["mine"]] == [backend]
 
 
 def test_a_saved_model_under_its_version(tmp_path: Path) -> None:
@@ -261,11 +261,11 @@ def test_the_longest_name(tmp_path: Path) -> None:
 
 
 def test_one_name_in_two_places(tmp_path: Path) -> None:
-    one, other = tmp_path / "one" / "same" / "model.py", tmp_path / "other" / "same" / "1" / "model.onnx"
-    put(one, other)
-    expected = f"model 'same' appears in two or more repositories: {one} and {other}"
+    first, other = tmp_path / "one" / "same" / "model.py", tmp_path / "other" / "same" / "1" / "model.onnx"
+    put(first, other)
+    expected = f"model 'same' appears in two or more repositories: {first} and {other}"
     assert error_of(tmp_path / "one", tmp_path / "other") == expected
-    assert error_of(one, tmp_path / "other") == expected
+    assert error_of(first, tmp_path / "other") == expected
     assert "'same' appears in two or more" in error_of(tmp_path / "one", tmp_path / "one")
 
 

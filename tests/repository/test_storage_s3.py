@@ -367,8 +367,8 @@ async def test_the_cache(remote: Remote, tmp_path: Path) -> None:
         assert not file.is_symlink()
         assert stat.S_IMODE(file.stat().st_mode) == 0o444
         objects = list((tmp_path / "cache" / "triglot" / "objects").iterdir())
-        assert {one.stat().st_size for one in objects} == {1, len(SAYS)}
-        (value,) = (one for one in objects if one.stat().st_size == 1)
+        assert {stored.stat().st_size for stored in objects} == {1, len(SAYS)}
+        (value,) = (stored for stored in objects if stored.stat().st_size == 1)
         value.chmod(0o644)
         value.write_text("9")
     assert not list((tmp_path / "cache" / "triglot" / "servers").iterdir())
@@ -387,7 +387,7 @@ async def test_what_is_not_used_goes_when_the_cache_is_full(remote: Remote, tmp_
     async with serving("s3://models/r/b", storage_cache_bytes=bound) as served:
         assert await served.value("b") == 1
     objects = (tmp_path / "cache" / "triglot" / "objects").iterdir()
-    assert sum(one.stat().st_size for one in objects) <= bound
+    assert sum(stored.stat().st_size for stored in objects) <= bound
     remote.proxy.read.clear()
     async with serving("s3://models/r/b", storage_cache_bytes=bound):
         assert not remote.proxy.read

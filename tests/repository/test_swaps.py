@@ -69,7 +69,9 @@ class Clients:
     def __init__(self, asks: list[Ask]) -> None:
         self.seen: list[list[int]] = [[] for _ in asks]
         self._stop = False
-        self._tasks = [asyncio.create_task(self._run(*one)) for one in zip(asks, self.seen, strict=True)]
+        self._tasks = [
+            asyncio.create_task(self._run(*arguments)) for arguments in zip(asks, self.seen, strict=True)
+        ]
 
     async def _run(self, ask: Ask, seen: list[int]) -> None:
         while not self._stop:

@@ -90,20 +90,20 @@ def test_the_file_of_a_version(tmp_path: Path, config: str, path: str, backend: 
     folder = tmp_path / "m"
     configure(folder, config)
     file = put(folder / "1" / path)
-    (one,) = found(tmp_path)["m"]
-    assert (one.version, one.file, one.backend, one.folder) == (1, file, backend, folder / "1")
-    assert one.config.source == str(folder / "config.pbtxt")
+    (files,) = found(tmp_path)["m"]
+    assert (files.version, files.file, files.backend, files.folder) == (1, file, backend, folder / "1")
+    assert files.config.source == str(folder / "config.pbtxt")
     # Without versions, too, and as a root of its own.
     shutil.move(folder / "1", tmp_path / "flat")
     shutil.copy(folder / "config.pbtxt", tmp_path / "flat")
-    (one,) = found(tmp_path / "flat")["flat"]
-    assert (one.version, one.file, one.backend) == (1, tmp_path / "flat" / path, backend)
+    (files,) = found(tmp_path / "flat")["flat"]
+    assert (files.version, files.file, files.backend) == (1, tmp_path / "flat" / path, backend)
 
 
 @pytest.mark.parametrize("path", ["model.savedmodel/saved_model.pb", "model.onnx/model.onnx"])
 def test_folders_in_place_of_files_need_no_configuration(tmp_path: Path, path: str) -> None:
     file = put(tmp_path / "m" / "1" / path)
-    assert [one.file for one in found(tmp_path)["m"]] == [file]
+    assert [files.file for files in found(tmp_path)["m"]] == [file]
 
 
 def test_the_backend_decides_between_files(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_the_backend_decides_between_files(tmp_path: Path) -> None:
         put(tmp_path / "m" / "1" / name)
     for backend, name in (("python", "model.py"), ("onnxruntime", "model.onnx"), ("pytorch", "model.pt")):
         configure(tmp_path / "m", f'backend: "{backend}"')
-        assert [one.file.name for one in found(tmp_path)["m"]] == [name]
+        assert [files.file.name for files in found(tmp_path)["m"]] == [name]
 
 
 def test_a_file_that_is_named_for_no_backend(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_version_folders_that_triton_ignores(tmp_path: Path, ignored: str) -> No
         put(folder / version / "model.py")
     configure(folder, "version_policy { all { } }")
     there = find_models([tmp_path])
-    assert [one.version for one in there.models["m"]] == [1, 7]
+    assert [model.version for model in there.models["m"]] == [1, 7]
     assert there.problems == {}
     assert warnings_of(there) == [
         f"{folder / ignored} is skipped: expected an integer like 1 as the version's name"
@@ -174,7 +174,7 @@ def test_what_lies_beside_the_versions_does_not_count(tmp_path: Path) -> None:
     for name in ("1/model.py", "model.json", "labels.txt", "warmup/one", "configs/other.pbtxt", "README.md"):
         put(folder / name)
     put(folder / "3" / "not yet a model")
-    assert [one.file for one in found(tmp_path)["m"]] == [folder / "1" / "model.py"]
+    assert [files.file for files in found(tmp_path)["m"]] == [folder / "1" / "model.py"]
 
 
 POLICIES = [
@@ -224,7 +224,7 @@ def test_a_version_without_its_file(tmp_path: Path, config: str, expected: str) 
     put(tmp_path / "m" / "2" / "resnet.onnx")
     configure(tmp_path / "m", config)
     there = find_models([tmp_path])
-    assert [one.version for one in there.models["m"]] == [1]
+    assert [model.version for model in there.models["m"]] == [1]
     (warning,) = warnings_of(there)
     assert warning.startswith(f"{tmp_path / 'm' / '2'} is skipped: it contains no model, expected {{{expected}")
 
@@ -288,15 +288,15 @@ def test_a_repository_of_one_broken_model_is_not_called_empty(tmp_path: Path) ->
 
 
 def test_one_name_in_two_repositories(tmp_path: Path) -> None:
-    one, other = (put(tmp_path / root / "m" / "1" / "model.onnx") for root in ("one", "other"))
+    first, other = (put(tmp_path / root / "m" / "1" / "model.onnx") for root in ("one", "other"))
     put(tmp_path / "other" / "n" / "1" / "model.py")
     configure(tmp_path / "other" / "m", 'name: "m"')
     there = find_models([tmp_path / "one", tmp_path / "other"])
     assert {name: versions[0].file for name, versions in there.models.items()} == {
-        "m": one,
+        "m": first,
         "n": tmp_path / "other" / "n" / "1" / "model.py",
     }
-    assert problem(there) == f"model 'm' appears in two or more repositories: {one} and {other}"
+    assert problem(there) == f"model 'm' appears in two or more repositories: {first} and {other}"
 
 
 def test_a_load_request_s_configuration_stands_in_place_of_the_file(tmp_path: Path) -> None:
@@ -306,8 +306,8 @@ def test_a_load_request_s_configuration_stands_in_place_of_the_file(tmp_path: Pa
     configure(tmp_path / "m", "broken")
     override = pb.ModelConfig(version_policy={"all": {}}, max_batch_size=3)
     there = find_models([tmp_path], {"m": Override(override)})
-    assert [one.config.max_batch_size for one in there.models["m"]] == [3, 3]
-    assert [one.config.max_batch_size for one in there.models["n"]] == [0]
+    assert [model.config.max_batch_size for model in there.models["m"]] == [3, 3]
+    assert [model.config.max_batch_size for model in there.models["n"]] == [0]
     assert not there.problems
     hostile = pb.ModelConfig(default_model_filename="../../n/1/model.py")
     assert problem(find_models([tmp_path], {"m": Override(hostile)})) == (
@@ -326,6 +326,6 @@ def test_a_configuration_in_a_base_path_is_ignored(tmp_path: Path) -> None:
     for text in ("version_policy { specific { versions: 1 } } max_batch_size: 7", "broken", 'backend: "python"'):
         configure(tmp_path, text)
         there = find_models([ModelSettings("m", tmp_path, ALL)])
-        assert [(one.version, one.folder) for one in there.models["m"]] == expected
-        assert all(one.config.source == "" for one in there.models["m"])
+        assert [(model.version, model.folder) for model in there.models["m"]] == expected
+        assert all(model.config.source == "" for model in there.models["m"])
         assert (there.problems, warnings_of(there)) == ({}, [])

@@ -30,7 +30,7 @@ def test_the_path_of_a_version_is_one_of_its_model(tmp_path: Path, config: str, 
     for root in (file, tmp_path / "m" / "1"):
         there = find_models([root])
         assert not there.problems
-        assert [(one.version, one.file) for one in there.models["m"]] == [(1, file)]
+        assert [(model.version, model.file) for model in there.models["m"]] == [(1, file)]
         assert there.models["m"][0].config.max_batch_size == 4
         assert there.folders == {"m": tmp_path / "m"}
         assert Looking(root).versions() == {"m": [1]}
@@ -52,5 +52,5 @@ def test_the_path_of_another_file_beside_a_configuration(tmp_path: Path, path: s
     file = put(tmp_path / "m" / path)
     put(tmp_path / "m" / "1" / "model.onnx")
     put(tmp_path / "m" / "config.pbtxt", "max_batch_size: 4")
-    ((one,),) = find_models([file]).models.values()
-    assert (one.file, one.config.max_batch_size) == (file, 0)
+    ((files,),) = find_models([file]).models.values()
+    assert (files.file, files.config.max_batch_size) == (file, 0)

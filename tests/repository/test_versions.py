@@ -36,7 +36,7 @@ async def test_only_what_the_policy_wants_is_loaded(tmp_path: Path, load: Loads)
         put(tmp_path / version)
     async with managing(model(tmp_path, VersionPolicy(latest=2)), load=load) as manager:
         assert states(manager, "m") == {3: "READY", 2: "READY"}
-        assert [one.rpartition("/")[2] for one in load.begun] == ["3", "2"]
+        assert [path.rpartition("/")[2] for path in load.begun] == ["3", "2"]
         assert await ask(manager.registry.servable("m")) == 3
         assert manager.registry.ready_versions("m") == [2, 3]
         with pytest.raises(ModelNotFound, match="version 1 is not found"):
@@ -115,13 +115,13 @@ async def test_a_new_version_takes_over_and_the_old_one_drains(tmp_path: Path, l
         assert states(manager, "m") == {2: "READY", 1: "UNLOADING"}
         with pytest.raises(Unavailable, match="version 1 is not at ready state"):
             manager.registry.servable("m", "1")
-        assert [one.files.version for one in manager.registry.versions()] == [1, 2]
+        assert [version.files.version for version in manager.registry.versions()] == [1, 2]
         assert not load.closed
         answer.set()
         assert await running == 1
         await until(lambda: states(manager, "m") == {2: "READY", 1: "UNAVAILABLE"})
         assert load.closed == {f"{name}/1": 1}
-        assert [one.files.version for one in manager.registry.versions()] == [2]
+        assert [version.files.version for version in manager.registry.versions()] == [2]
         assert manager.registry.statuses("m")[1].reason == "unloaded"
         assert manager.registry.statuses("m")[1].error is None
         assert manager.registry.statuses("m")[1].servable is None

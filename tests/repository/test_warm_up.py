@@ -41,32 +41,32 @@ async def test_every_instance_runs_every_request_as_often_as_it_is_to() -> None:
 async def test_hundreds_of_instances_and_a_short_queue() -> None:
     model = Scripted(instances=300)
     model.example = {"x": [1, 2]}
-    one = servable(model, max_queue_size=1)
-    await warm_up(one)
+    served = servable(model, max_queue_size=1)
+    await warm_up(served)
     assert len(model.started) == len(model.threads) == 300
     await model.wait_until_entered(300)
     # The queue is as short as before.
     model.gate.clear()
     running = []
     for _ in range(300):
-        running.append(asyncio.ensure_future(direct_infer(one, number(0), Call())))
+        running.append(asyncio.ensure_future(direct_infer(served, number(0), Call())))
         await model.wait_until_entered()
-    waiting, refused = (asyncio.ensure_future(direct_infer(one, number(0), Call())) for _ in range(2))
+    waiting, refused = (asyncio.ensure_future(direct_infer(served, number(0), Call())) for _ in range(2))
     with pytest.raises(Exception, match="Exceeds maximum queue size: 1 requests are queued"):
         await refused
     model.gate.set()
     await asyncio.gather(waiting, *running)
-    await one.close()
+    await served.close()
     assert not any(thread.name.startswith("scripted/1#") for thread in threading.enumerate())
 
 
 async def test_without_requests_no_instance_is_started() -> None:
     before = threading.enumerate()  # Other tests' models may run still.
-    one = servable(Scripted(instances=5))
-    await warm_up(one)
+    served = servable(Scripted(instances=5))
+    await warm_up(served)
     started = [thread for thread in threading.enumerate() if thread not in before]
     assert sum(thread.name.startswith("scripted/1#") for thread in started) == 1
-    await one.close()
+    await served.close()
 
 
 async def test_async_code_runs_on_the_loop_and_once() -> None:
@@ -89,14 +89,14 @@ async def test_async_code_runs_on_the_loop_and_once() -> None:
 async def test_the_version_is_held_meanwhile() -> None:
     model = Scripted(open_gate=False)
     model.example = number(0)
-    one = servable(model)
-    warming = asyncio.ensure_future(warm_up(one))
+    served = servable(model)
+    warming = asyncio.ensure_future(warm_up(served))
     await model.wait_until_entered()
-    assert one.leases == 1
+    assert served.leases == 1
     model.gate.set()
     await warming
-    assert one.leases == 0
-    await one.close()
+    assert served.leases == 0
+    await served.close()
 
 
 # --- failures ---
@@ -180,54 +180,54 @@ async def test_one_of_three_instances_fails() -> None:
     turn, others = threading.Lock(), threading.Event()
     model = FirstFails(instances=3, open_gate=False)
     model.example = number(0)
-    one = servable(model)
-    warming = asyncio.ensure_future(warm_up(one))
+    served = servable(model)
+    warming = asyncio.ensure_future(warm_up(served))
     await model.wait_until_entered(2)
     others.set()
     # The others still run: nobody waits for them.
     with pytest.raises(ModelLoadError, match=r"example: no device$"):
         await asyncio.wait_for(warming, SECONDS)
     assert [call.cancelled for call in model.calls] == [True, True]
-    assert (one.leases, one.queue_depth) == (0, 0)
+    assert (served.leases, served.queue_depth) == (0, 0)
     model.gate.set()
-    await runs_on_every_instance(model, one)
-    await one.close()
+    await runs_on_every_instance(model, served)
+    await served.close()
 
 
 async def test_a_cancelled_warm_up() -> None:
     model = Scripted(instances=3, open_gate=False)
-    one = servable(model)
-    warming = asyncio.ensure_future(warm_up(one, [zeros(count=5)]))
+    served = servable(model)
+    warming = asyncio.ensure_future(warm_up(served, [zeros(count=5)]))
     await model.wait_until_entered(3)
     warming.cancel()
     with pytest.raises(asyncio.CancelledError):
         await warming
     assert [call.cancelled for call in model.calls] == [True] * 3
-    assert (one.leases, one.queue_depth) == (0, 0)
+    assert (served.leases, served.queue_depth) == (0, 0)
     model.gate.set()
-    await runs_on_every_instance(model, one)
+    await runs_on_every_instance(model, served)
     assert len(model.calls) == 6
-    await one.close()
+    await served.close()
 
 
 async def test_a_warm_up_that_is_cancelled_before_every_instance_is_there() -> None:
     model = Scripted(instances=3, open_gate=False)
     model.example = number(7)
-    one = servable(model)
-    busy = asyncio.ensure_future(direct_infer(one, number(1), Call()))
+    served = servable(model)
+    busy = asyncio.ensure_future(direct_infer(served, number(1), Call()))
     await model.wait_until_entered()
-    warming = asyncio.ensure_future(warm_up(one))
+    warming = asyncio.ensure_future(warm_up(served))
     # Two have taken theirs and wait for the third.
-    await until(lambda: one.leases == 1 and one.queue_depth == 1)
+    await until(lambda: served.leases == 1 and served.queue_depth == 1)
     warming.cancel()
     with pytest.raises(asyncio.CancelledError):
         await warming
-    assert one.queue_depth == 0
+    assert served.queue_depth == 0
     model.gate.set()
     await busy
     assert model.started == [1]
-    await runs_on_every_instance(model, one)
-    await one.close()
+    await runs_on_every_instance(model, served)
+    await served.close()
 
 
 async def test_a_warm_up_on_the_loop_is_cancelled() -> None:
@@ -243,27 +243,27 @@ async def test_a_warm_up_on_the_loop_is_cancelled() -> None:
 
     model = Plain(infer)
     model.example = number(1)
-    one = servable(model)
-    warming = asyncio.ensure_future(warm_up(one))
+    served = servable(model)
+    warming = asyncio.ensure_future(warm_up(served))
     await begun.wait()
     warming.cancel()
     with pytest.raises(asyncio.CancelledError):
         await warming
     assert [call.cancelled for call in ended] == [True]
-    assert one.leases == 0
-    await one.close()
+    assert served.leases == 0
+    await served.close()
 
 
 async def test_a_servable_that_is_closed_meanwhile() -> None:
     """Each instance has its run already, and none hangs."""
     model = Scripted(instances=3, open_gate=False)
     model.example = number(1)
-    one = servable(model)
-    warming = asyncio.ensure_future(warm_up(one))
+    served = servable(model)
+    warming = asyncio.ensure_future(warm_up(served))
     await model.wait_until_entered(3)
-    closing = asyncio.ensure_future(one.close())
+    closing = asyncio.ensure_future(served.close())
     model.gate.set()
     await asyncio.wait_for(asyncio.gather(warming, closing), SECONDS)
     assert model.started == [1, 1, 1]
     with pytest.raises(ModelLoadError, match="the model was unloaded"):
-        await warm_up(one)
+        await warm_up(served)

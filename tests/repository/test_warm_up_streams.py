@@ -100,8 +100,8 @@ async def test_a_stream_ends_when_its_warm_up_is_cancelled() -> None:
 
     model = Plain(infer)
     model.example = number(1)
-    one = servable(model)
-    warming = asyncio.ensure_future(warm_up(one))
+    served = servable(model)
+    warming = asyncio.ensure_future(warm_up(served))
     assert await asyncio.to_thread(begun.wait, SECONDS)
     warming.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -109,4 +109,4 @@ async def test_a_stream_ends_when_its_warm_up_is_cancelled() -> None:
     cancelled.set()
     assert await asyncio.to_thread(ended.wait, SECONDS)
     assert made == 1
-    await one.close()
+    await served.close()

@@ -74,12 +74,12 @@ def raises_on_loop(error: BaseException) -> Callable[[Inputs], Any]:
 async def warmed(model: Model, *requests: WarmUpRequest, example: Any = ()) -> None:
     """Warms the model, once, in a servable of its own."""
     model.example = example
-    one = servable(model)
+    served = servable(model)
     try:
-        await asyncio.wait_for(warm_up(one, requests), SECONDS)
+        await asyncio.wait_for(warm_up(served, requests), SECONDS)
     finally:
-        assert one.leases == 0
-        await one.close()
+        assert served.leases == 0
+        await served.close()
 
 
 def zeros(name: str = "one", *dims: int, count: int = 1) -> WarmUpRequest:
@@ -99,12 +99,12 @@ async def refusal(model: Model, *requests: WarmUpRequest, example: Any = ()) -> 
     return text
 
 
-async def runs_on_every_instance(model: Scripted, one: Servable) -> None:
+async def runs_on_every_instance(model: Scripted, servable: Servable) -> None:
     """No instance hangs somewhere: each takes a call."""
-    await until(lambda: idle(one) == model.instances)  # Out of the gate, too.
+    await until(lambda: idle(servable) == model.instances)  # Out of the gate, too.
     model.gate.clear()
     model.threads.clear()
-    calls = [asyncio.ensure_future(direct_infer(one, number(0), Call())) for _ in range(model.instances)]
+    calls = [asyncio.ensure_future(direct_infer(servable, number(0), Call())) for _ in range(model.instances)]
     await until(lambda: len(model.threads) == model.instances)
     model.gate.set()
     await asyncio.gather(*calls)

@@ -97,7 +97,7 @@ class Site:
         """Requests that wait by now: every instance is busy."""
         await asyncio.sleep(0)  # What was asked before waits by then.
         before = self.servable.queue_depth
-        tasks = [self.ask(one) for one in inputs]
+        tasks = [self.ask(tensor) for tensor in inputs]
         await self.until(before + len(tasks))
         return tasks
 
@@ -118,12 +118,14 @@ class Site:
     def closed(self) -> dict[str, float]:
         """Batches, by the reason why they were closed."""
         return {
-            one.labels["reason"]: one.value for one in self.servable.readings() if one.name == "batches_closed"
+            reading.labels["reason"]: reading.value
+            for reading in self.servable.readings()
+            if reading.name == "batches_closed"
         }
 
     def reading(self, name: str) -> float:
         """The one value of a metric."""
-        (value,) = [one.value for one in self.servable.readings() if one.name == name]
+        (value,) = [reading.value for reading in self.servable.readings() if reading.name == name]
         return value
 
 

@@ -86,6 +86,6 @@ def servable(model: Model, *, max_queue_size: int = 1000) -> Servable:
     return Servable("scripted", 1, model, max_queue_size=max_queue_size)
 
 
-def idle(one: Servable) -> int:
+def idle(servable: Servable) -> int:
     """Threads of its instances that wait for work."""
-    return sum(executor.idle for executor in one._executors if isinstance(executor, ThreadExecutor))
+    return sum(executor.idle for executor in servable._executors if isinstance(executor, ThreadExecutor))

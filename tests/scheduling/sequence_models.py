@@ -63,22 +63,26 @@ def sequence_call(sequence_id: int | str, *, start: bool = False, end: bool = Fa
     return call
 
 
-async def send(one: Servable, value: float, sequence_id: int | str, **flags: Any) -> float:
+async def send(servable: Servable, value: float, sequence_id: int | str, **flags: Any) -> float:
     """The sum that a `Summing` answers."""
-    shape = (1, 1) if one.model.max_batch_size else (1,)
-    answer = await direct_infer(one, {"x": np.full(shape, value, np.float32)}, sequence_call(sequence_id, **flags))
+    shape = (1, 1) if servable.model.max_batch_size else (1,)
+    answer = await direct_infer(
+        servable, {"x": np.full(shape, value, np.float32)}, sequence_call(sequence_id, **flags)
+    )
     return float(answer["y"].item())
 
 
-async def refusal(one: Servable, sequence_id: int | str, **flags: Any) -> ServingError:
+async def refusal(servable: Servable, sequence_id: int | str, **flags: Any) -> ServingError:
     """What a request is refused with."""
     with pytest.raises(ServingError) as caught:
-        await send(one, 1, sequence_id, **flags)
+        await send(servable, 1, sequence_id, **flags)
     return caught.value
 
 
-def reading(one: Servable, name: str, **labels: str) -> float:
-    (value,) = [found.value for found in one.readings() if found.name == name and dict(found.labels) == labels]
+def reading(servable: Servable, name: str, **labels: str) -> float:
+    (value,) = [
+        found.value for found in servable.readings() if found.name == name and dict(found.labels) == labels
+    ]
     return value
 
 
@@ -168,24 +172,28 @@ class Driver:
     def wait(self, seconds: float) -> None:
         """Let time pass; timers come when they are due."""
         end = self.now + seconds
-        while (timer := min(self._timers, key=lambda one: one.at, default=None)) is not None and timer.at <= end:
+        while (
+            timer := min(self._timers, key=lambda timer: timer.at, default=None)
+        ) is not None and timer.at <= end:
             self._timers.remove(timer)
             self.now = max(self.now, timer.at)
             self.timers_fired += 1
             timer.run()
             self.turn()
-        self._timers = [one for one in self._timers if one.at < math.inf]
+        self._timers = [timer for timer in self._timers if timer.at < math.inf]
         self.now = end
 
     @property
     def timers(self) -> int:
         """Timers that would still come."""
-        return sum(one.at < math.inf for one in self._timers)
+        return sum(timer.at < math.inf for timer in self._timers)
 
     def reading(self, name: str, **labels: str) -> float:
         """One of the schedule's readings."""
         (value,) = [
-            one.value for one in self.schedule.readings() if one.name == name and dict(one.labels) == labels
+            reading.value
+            for reading in self.schedule.readings()
+            if reading.name == name and dict(reading.labels) == labels
         ]
         return value
 

@@ -51,9 +51,9 @@ def test_what_is_held_is_never_more_than_the_limits_say(steps: list[Any], limits
     everything = held[0] + held[1]
     assert (admission.requests, admission.bytes) == (len(everything), sum(everything))
     for gate, mine in zip(gates, held, strict=True):
-        readings = {one.name: one.value for one in gate.readings() if not one.counter}
+        readings = {reading.name: reading.value for reading in gate.readings() if not reading.counter}
         assert readings == {"held_requests": len(mine), "held_bytes": sum(mine)}
-    assert sum(one.value for gate in gates for one in gate.readings() if one.counter) == refused
+    assert sum(reading.value for gate in gates for reading in gate.readings() if reading.counter) == refused
 
 
 def received_call(size: int, deadline: float | None = None) -> Call:
@@ -74,31 +74,31 @@ async def test_calls_without_a_client_are_not_counted(on_loop: bool) -> None:
     async def infer_on_loop(inputs: Inputs) -> Any:
         return dict(inputs)
 
-    one = servable(Plain(infer_on_loop if on_loop else infer))
+    served = servable(Plain(infer_on_loop if on_loop else infer))
     admission = Admission(Limits(total_requests=1))
-    one.bound(admission)
+    served.bound(admission)
     admission.requests = 1  # Others hold it.
-    await direct_infer(one, number(1), Call())
-    assert [len(answer) async for answer in direct_stream(one, number(1), Call())] == [1]
+    await direct_infer(served, number(1), Call())
+    assert [len(answer) async for answer in direct_stream(served, number(1), Call())] == [1]
     with pytest.raises(QueueFull):
-        await direct_infer(one, number(1), received_call(1))
+        await direct_infer(served, number(1), received_call(1))
     with pytest.raises(QueueFull):
-        await anext(direct_stream(one, number(1), received_call(1)))
+        await anext(direct_stream(served, number(1), received_call(1)))
     assert held(admission) == (1, 0)
-    await one.close()
+    await served.close()
 
 
 async def test_a_request_is_held_until_its_call_has_ended() -> None:
     model = Scripted(open_gate=False)
-    one = servable(model)
+    served = servable(model)
     admission = Admission(Limits())
-    one.bound(admission)
-    running = asyncio.ensure_future(direct_infer(one, number(0), received_call(10)))
+    served.bound(admission)
+    running = asyncio.ensure_future(direct_infer(served, number(0), received_call(10)))
     await model.wait_until_entered()
     late = received_call(20, time.monotonic() + 1)
     waiting = [
-        asyncio.ensure_future(direct_infer(one, number(1), late)),
-        asyncio.ensure_future(direct_infer(one, number(2), received_call(30))),
+        asyncio.ensure_future(direct_infer(served, number(1), late)),
+        asyncio.ensure_future(direct_infer(served, number(2), received_call(30))),
     ]
     await asyncio.sleep(0)
     assert held(admission) == (3, 60)
@@ -112,54 +112,54 @@ async def test_a_request_is_held_until_its_call_has_ended() -> None:
     await asyncio.wait([running])
     assert held(admission) == (0, 0)
     model.gate.set()
-    await one.close()
+    await served.close()
 
 
 async def test_a_stream_is_held_until_it_is_closed() -> None:
-    one = servable(Counting())
+    served = servable(Counting())
     admission = Admission(Limits())
-    one.bound(admission)
-    stream = direct_stream(one, number(0), received_call(10))
+    served.bound(admission)
+    stream = direct_stream(served, number(0), received_call(10))
     await anext(stream)
     assert held(admission) == (1, 10)
     await stream.aclose()
     assert held(admission) == (0, 0)
-    await one.close()
+    await served.close()
 
 
 async def test_expired_work_is_not_even_queued() -> None:
     model = Scripted()
-    one = servable(model)
+    served = servable(model)
     with pytest.raises(DeadlineExceeded, match="before the request was started"):
-        await direct_infer(one, number(0), Call(time.monotonic()))
+        await direct_infer(served, number(0), Call(time.monotonic()))
     assert model.started == []
-    await one.close()
+    await served.close()
 
 
 async def test_a_call_ends_at_its_deadline_though_the_model_does_not() -> None:
     model = Scripted(open_gate=False)
-    one = servable(model)
+    served = servable(model)
     call = Call(time.monotonic() + 2)
-    running = asyncio.ensure_future(direct_infer(one, number(0), call))
+    running = asyncio.ensure_future(direct_infer(served, number(0), call))
     await model.wait_until_entered()
     with pytest.raises(DeadlineExceeded, match="the deadline passed while the model ran"):
         await running
     assert model.calls == [call]
     assert call.cancelled is True
     model.gate.set()
-    assert (await direct_infer(one, number(1), Call(time.monotonic() + 30)))["y"][0] == 2
-    await one.close()
+    assert (await direct_infer(served, number(1), Call(time.monotonic() + 30)))["y"][0] == 2
+    await served.close()
 
 
 async def test_a_models_own_timeout_is_no_deadline() -> None:
     async def infer(inputs: Inputs) -> Any:
         raise TimeoutError("a secret")
 
-    one = servable(Plain(infer))
+    served = servable(Plain(infer))
     with pytest.raises(Exception, match="scripted version 1 failed") as caught:
-        await direct_infer(one, number(0), Call(time.monotonic() + 30))
+        await direct_infer(served, number(0), Call(time.monotonic() + 30))
     assert getattr(caught.value, "code", None) is Code.INTERNAL
-    await one.close()
+    await served.close()
 
 
 async def test_a_slow_reader_of_code_on_the_loop_is_told_at_its_next_look() -> None:
@@ -167,14 +167,14 @@ async def test_a_slow_reader_of_code_on_the_loop_is_told_at_its_next_look() -> N
         while True:
             yield dict(inputs)
 
-    one = Servable("m", 1, Plain(infer), max_queue_size=1)
+    servable = Servable("m", 1, Plain(infer), max_queue_size=1)
     call = Call(time.monotonic() + 30)
-    stream = direct_stream(one, number(0), call)
+    stream = direct_stream(servable, number(0), call)
     await anext(stream)
     call.deadline = time.monotonic()
     with pytest.raises(DeadlineExceeded, match="while the model was streaming"):
         await anext(stream)
-    await one.close()
+    await servable.close()
 
 
 def test_a_deadline_can_only_be_made_earlier() -> None:

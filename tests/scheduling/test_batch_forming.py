@@ -15,13 +15,13 @@ NOW = 100.0
 
 
 def waiting(*rows: int, key: object = "a", age: float = 0.0, expires: float = inf) -> list[Waiting]:
-    return [Waiting(object(), one, key, NOW - age, expires) for one in rows]
+    return [Waiting(object(), row, key, NOW - age, expires) for row in rows]
 
 
 def ran(decision: Decision) -> tuple[list[int], str]:
     """The rows of what is run, and why."""
     assert isinstance(decision.then, Run)
-    return [one.rows for one in decision.then.members], decision.then.reason
+    return [member.rows for member in decision.then.members], decision.then.reason
 
 
 @pytest.mark.parametrize(
@@ -147,12 +147,12 @@ def test_an_instance_that_waits_looks_again_when_the_next_request_expires() -> N
 
 
 def test_a_request_is_not_held_back_until_its_deadline() -> None:
-    (one,) = waiting(1)
-    one.latest_start = NOW + 0.25
-    decision = form([Lane(waiting=[one])], NOW, Rules(8, delay=1.0))
+    (request,) = waiting(1)
+    request.latest_start = NOW + 0.25
+    decision = form([Lane(waiting=[request])], NOW, Rules(8, delay=1.0))
     assert isinstance(decision.then, Wait)
     assert decision.then.until == NOW + 0.25
-    assert ran(form([Lane(waiting=[one])], NOW + 0.25, Rules(8, delay=1.0))) == ([1], "deadline")
+    assert ran(form([Lane(waiting=[request])], NOW + 0.25, Rules(8, delay=1.0))) == ([1], "deadline")
 
 
 def test_nothing_is_waited_for_while_draining() -> None:
@@ -162,8 +162,8 @@ def test_nothing_is_waited_for_while_draining() -> None:
 
 def test_what_is_gone_is_not_there() -> None:
     lane = Lane(waiting=waiting(1, 1))
-    for one in lane.waiting:
-        one.gone = True
+    for request in lane.waiting:
+        request.gone = True
     assert form([lane], NOW, Rules(8)) == Decision()
     assert form([], NOW, Rules(8)) == Decision()
 
@@ -194,23 +194,28 @@ RULES = st.builds(
 def test_whatever_waits(lanes: list[Lane], rules: Rules, draining: bool) -> None:
     """One key, not too many rows, in order, nothing that is gone or refused; and the waiting always ends."""
     decision = form(lanes, NOW, rules, draining=draining)
-    alive = [one for lane in lanes for one in lane.waiting if not one.gone]
-    refused = {id(one) for one in decision.refused}
+    alive = [request for lane in lanes for request in lane.waiting if not request.gone]
+    refused = {id(request) for request in decision.refused}
     runnable = [
-        one for lane in lanes for one in lane.waiting if not one.gone and (one.expires > NOW or lane.delays)
+        request
+        for lane in lanes
+        for request in lane.waiting
+        if not request.gone and (request.expires > NOW or lane.delays)
     ]
-    assert all(one.expires <= NOW and one not in runnable and one in alive for one in decision.refused)
+    assert all(
+        request.expires <= NOW and request not in runnable and request in alive for request in decision.refused
+    )
     match decision.then:
         case Run(members, _):
-            assert len({id(one) for one in members}) == len(members)
-            assert all(one in runnable and id(one) not in refused for one in members)
-            assert len({one.key for one in members}) == 1
+            assert len({id(member) for member in members}) == len(members)
+            assert all(member in runnable and id(member) not in refused for member in members)
+            assert len({member.key for member in members}) == 1
             assert members[0].key is not None or len(members) == 1
-            assert len(members) == 1 or sum(one.rows for one in members) <= rules.max_rows
+            assert len(members) == 1 or sum(member.rows for member in members) <= rules.max_rows
             for lane in lanes:  # First come, first served; those that have expired after the others.
-                own = [one for one in lane.waiting if any(one is member for member in members)]
-                own.sort(key=lambda one: one.expires <= NOW)
-                assert own == [one for one in members if any(one is other for other in own)]
+                own = [request for request in lane.waiting if any(request is member for member in members)]
+                own.sort(key=lambda request: request.expires <= NOW)
+                assert own == [member for member in members if any(member is other for other in own)]
         case Wait(until, _, rows, target):
             assert until > NOW
             assert not draining

@@ -70,12 +70,12 @@ def test_shorter_members_are_padded_up_to_the_longest(datatype: str) -> None:
     assert layout_of(members[0], any_lengths=True) == layout_of(members[1], any_lengths=True)
     joined = join(members, 4, hosted=False)["x"]
     nothing: Any = b"" if datatype == "BYTES" else 0
-    one, two, five, six, seven = values(datatype, (7,), 1)[[0, 1, 4, 5, 6]]
+    first, two, five, six, seven = values(datatype, (7,), 1)[[0, 1, 4, 5, 6]]
     assert joined.tolist() == [
-        [one, nothing, nothing],
+        [first, nothing, nothing],
         [two, nothing, nothing],
         [five, six, seven],
-        [one, nothing, nothing],
+        [first, nothing, nothing],
     ]
 
 

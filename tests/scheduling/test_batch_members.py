@@ -124,11 +124,11 @@ async def test_an_exception_fails_its_members_each_with_its_own_error(
     model.gate.set()
     results: Sequence[Any] = await asyncio.gather(busy, *tasks, return_exceptions=True)
     errors = results[1:4]
-    assert [type(one) for one in errors] == [told] * 3
-    assert len({id(one) for one in errors}) == 3
-    assert len({str(one) for one in errors}) == 1
+    assert [type(error) for error in errors] == [told] * 3
+    assert len({id(error) for error in errors}) == 3
+    assert len({str(error) for error in errors}) == 1
     if isinstance(error, ServingError):
-        assert [(one.message, one.retry_after) for one in errors] == [("below zero", 3.0)] * 3
+        assert [(error.message, error.retry_after) for error in errors] == [("below zero", 3.0)] * 3
         assert error not in errors
     assert first_values(results[4]) == [8]
     assert first_values(await site.ask(rows(5))) == [10]
@@ -145,12 +145,12 @@ async def test_a_members_error_holds_no_other_members_request() -> None:
     site = Site(model)
     busy = await site.busy(model)
     inputs = [rows(-1), rows(-2)]
-    kept = [weakref.ref(one["x"]) for one in inputs]
+    kept = [weakref.ref(tensor["x"]) for tensor in inputs]
     tasks = await site.ask_and_wait(*inputs)
     del inputs
     model.gate.set()
     errors = await asyncio.gather(*tasks, return_exceptions=True)
-    assert [type(one) for one in errors] == [InvalidArgument] * 2
+    assert [type(error) for error in errors] == [InvalidArgument] * 2
     del tasks, errors[1]
     await busy
     await site.ask(rows(1))
@@ -183,5 +183,5 @@ async def test_outputs_that_are_no_batch_fail_every_member(answer: Any, text: st
     assert results[0] is not results[1]
     model.answer = lambda inputs: {"y": inputs["x"] * 2}
     answers = await asyncio.gather(site.ask(rows(1)), site.ask(rows(2)))
-    assert [first_values(one) for one in answers] == [[2], [4]]
+    assert [first_values(answer) for answer in answers] == [[2], [4]]
     await site.servable.close()

@@ -108,7 +108,7 @@ async def test_an_exception_fails_its_members_each_with_its_own_error(value: flo
     results: Sequence[Any] = await asyncio.gather(
         site.ask(rows(1)), site.ask(rows(value)), site.ask(rows(3, width=2)), return_exceptions=True
     )
-    assert [type(one) for one in results[:2]] == [told, told]
+    assert [type(result) for result in results[:2]] == [told, told]
     assert results[0] is not results[1]
     assert first_values(results[2]) == [6]
     await site.servable.close()
@@ -158,7 +158,7 @@ async def test_the_queue_is_bounded_and_its_policies_hold() -> None:
     await until_running(model, 1)
     tasks = [site.ask(rows(at), call(Scheduling(timeout=0.01))) for at in range(3)]
     results: Sequence[Any] = await asyncio.gather(*tasks, return_exceptions=True)
-    assert [type(one) for one in results] == [Unavailable, Unavailable, QueueFull]
+    assert [type(result) for result in results] == [Unavailable, Unavailable, QueueFull]
     model.gate.set()
     await running
     assert model.batches == [[0]]
@@ -190,12 +190,12 @@ async def test_closing_runs_what_waits() -> None:
 
 class Listing(OnLoop):
     async def infer_batch(self, inputs: Sequence[Inputs], calls: Sequence[Call]) -> list[Any]:
-        return [{"y": one["x"] * len(calls)} for one in inputs]
+        return [{"y": tensor["x"] * len(calls)} for tensor in inputs]
 
 
 class ListingPlainly(OnLoop):
     def infer_batch(self, inputs: Sequence[Inputs], calls: Sequence[Call]) -> list[Any]:
-        return [{"y": one["x"] * len(calls)} for one in inputs]
+        return [{"y": tensor["x"] * len(calls)} for tensor in inputs]
 
 
 @pytest.mark.parametrize("model", [Listing, ListingPlainly])

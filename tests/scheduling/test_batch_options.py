@@ -223,18 +223,18 @@ class Listing(Model):
         raise AssertionError("infer_batch is there")
 
     def infer_batch(self, inputs: Sequence[Inputs], calls: Sequence[Call]) -> list[Any]:
-        self.lists.append([one["x"].shape for one in inputs])
+        self.lists.append([member_inputs["x"].shape for member_inputs in inputs])
         answers: list[Any] = []
-        for one, own in zip(inputs, calls, strict=True):
-            value = one["x"].flat[0]
+        for member_inputs, own in zip(inputs, calls, strict=True):
+            value = member_inputs["x"].flat[0]
             if own.parameters.get("streamed"):
-                own.respond({"y": one["x"]})
+                own.respond({"y": member_inputs["x"]})
                 own.finish()
                 answers.append(None)
             elif value < 0:
                 answers.append(InvalidArgument("below zero") if value > -10 else ValueError("far below"))
             else:
-                answers.append({"y": one["x"] * 2})
+                answers.append({"y": member_inputs["x"] * 2})
         return answers if len(inputs) > 1 else answers * 2
 
 
@@ -242,11 +242,11 @@ async def test_a_model_may_take_unlike_requests_as_a_list_and_answer_each() -> N
     model = Listing()
     site = Site(model)
     results: Sequence[Any] = await asyncio.gather(
-        *[site.ask(one) for one in (rows(1), rows(2, width=3), rows(-3, width=2), rows(-20))],
+        *[site.ask(inputs) for inputs in (rows(1), rows(2, width=3), rows(-3, width=2), rows(-20))],
         return_exceptions=True,
     )
     assert model.lists == [[(1, 1), (1, 3), (1, 2), (1, 1)]]
-    assert [first_values(one) for one in results[:2]] == [[2], [4]]
+    assert [first_values(result) for result in results[:2]] == [[2], [4]]
     assert isinstance(results[2], InvalidArgument)
     assert isinstance(results[3], Internal)
     await site.servable.close()

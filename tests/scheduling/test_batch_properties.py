@@ -127,7 +127,7 @@ class Run:
                 if do.what == "expire":
                     request.future.set_exception(DeadlineExceeded("late"))
         if self.in_order:
-            done = [one.future.done() for at, one in enumerate(self.requests) if at not in self.given_up]
+            done = [request.future.done() for at, request in enumerate(self.requests) if at not in self.given_up]
             assert done == sorted(done, reverse=True)
 
     def run(self) -> None:
@@ -190,7 +190,7 @@ class OfLists(Run):
 
     def answer_each(self, inputs: list[Inputs], calls: list[Call]) -> list[Any]:
         assert len(inputs) == len(calls)
-        return [self.answer_or_error(one) for one in inputs]
+        return [self.answer_or_error(tensor) for tensor in inputs]
 
     def answer_or_error(self, inputs: Inputs) -> Any:
         try:

@@ -41,7 +41,7 @@ async def test_whoever_gives_up_leaves_no_data_behind() -> None:
     kept = await site.ask_and_wait(rows(1))
     for _ in range(5):
         inputs = [rows(at) for at in range(100)]
-        given_up = [weakref.ref(one["x"]) for one in inputs]
+        given_up = [weakref.ref(tensor["x"]) for tensor in inputs]
         tasks = await site.ask_and_wait(*inputs)
         for task in tasks:
             task.cancel()
@@ -49,7 +49,7 @@ async def test_whoever_gives_up_leaves_no_data_behind() -> None:
         assert site.servable.queue_depth == 1
         del inputs, tasks, task
         gc.collect()
-        assert not any(one() is not None for one in given_up)
+        assert not any(reference() is not None for reference in given_up)
     model.gate.set()
     await asyncio.gather(busy, *kept)
     assert model.batches == [[0], [1]]
@@ -81,12 +81,14 @@ async def test_levels_without_number_leave_nothing_behind() -> None:
         model.gate.clear()
         model.batches.clear()
         busy = await site.busy(model)
-        tasks = [site.ask(rows(at + 1), call(Scheduling(priority=one))) for at, one in enumerate(priorities)]
+        tasks = [
+            site.ask(rows(at + 1), call(Scheduling(priority=priority))) for at, priority in enumerate(priorities)
+        ]
         await site.until(len(tasks))
         model.gate.set()
         await asyncio.gather(busy, *tasks)
         assert model.batches == [[0], *([at] for at in range(100, 0, -1)), [102], [101]]
-        assert sum(type(one) is Level for one in gc.get_objects()) <= MAX_EMPTY_LANES
+        assert sum(type(tracked) is Level for tracked in gc.get_objects()) <= MAX_EMPTY_LANES
     await site.servable.close()
 
 

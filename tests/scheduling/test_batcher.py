@@ -105,11 +105,11 @@ async def test_a_request_with_another_shape_closes_the_batch_that_waits() -> Non
         ((rows(1), {"seed": 1}), (rows(2), {})),
     ],
 )
-async def test_what_is_unlike_is_not_joined(one: tuple[Any, Any], other: tuple[Any, Any]) -> None:
+async def test_what_is_unlike_is_not_joined(first: tuple[Any, Any], other: tuple[Any, Any]) -> None:
     model = Batched(open_gate=False)
     site = Site(model)
     tasks = [await site.busy(model)]
-    tasks += [site.ask(inputs, call(**parameters)) for inputs, parameters in (one, other)]
+    tasks += [site.ask(inputs, call(**parameters)) for inputs, parameters in (first, other)]
     await site.until(2)
     model.gate.set()
     await asyncio.gather(*tasks)
@@ -130,7 +130,7 @@ async def test_requests_for_the_same_outputs_are_joined() -> None:
     model.gate.set()
     await asyncio.gather(*tasks)
     assert sorted(model.batches) == [[0], [1, 3], [2, 4], [5, 6]]
-    assert [sorted(one.requested_outputs) for one in model.calls if len(one.members) == 2] == [
+    assert [sorted(call.requested_outputs) for call in model.calls if len(call.members) == 2] == [
         ["y"],
         [],
         ["y", "z"],
@@ -256,7 +256,7 @@ async def test_nothing_is_kept_of_who_was_given_up_behind_one_that_runs() -> Non
     site = Site(model)
     first = await site.busy(model)
     inputs = [rows(at) for at in range(5)]
-    arrays = [weakref.ref(one["x"]) for one in inputs]
+    arrays = [weakref.ref(tensor["x"]) for tensor in inputs]
     gone = await site.ask_and_wait(*inputs)
     for task in gone:
         task.cancel()
@@ -307,12 +307,12 @@ async def test_many_requests_on_many_threads_each_get_their_own_rows(instances: 
     )
     site = Site(model, max_queue_size=5000)
 
-    async def one(value: int) -> None:
+    async def ask(value: int) -> None:
         inputs = rows(*range(value, value + 1 + value % 3), width=1 + value % 2)
         answer = await site.ask(inputs)
         np.testing.assert_array_equal(answer["y"], inputs["x"])
 
-    await asyncio.gather(*[one(value) for value in range(2000)])
+    await asyncio.gather(*[ask(value) for value in range(2000)])
     assert site.reading("batched_requests") == 2000
     assert sum(map(len, model.batches)) == site.reading("batched_rows")
     await site.servable.close()

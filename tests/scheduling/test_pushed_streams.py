@@ -36,24 +36,24 @@ async def test_what_is_sent_comes_in_order_and_the_result_last() -> None:
             assert call.respond(value)
         return "result"
 
-    one = servable(infer)
-    assert await collect(direct_stream(one, number(0), Call())) == [*range(5 * STREAM_BUFFER), "result"]
-    await one.close()
+    served = servable(infer)
+    assert await collect(direct_stream(served, number(0), Call())) == [*range(5 * STREAM_BUFFER), "result"]
+    await served.close()
 
 
 async def test_a_model_that_sends_nothing_gives_an_empty_stream() -> None:
-    one = servable(lambda inputs, call: None)
-    assert await collect(direct_stream(one, number(0), Call())) == []
-    await one.close()
+    served = servable(lambda inputs, call: None)
+    assert await collect(direct_stream(served, number(0), Call())) == []
+    await served.close()
 
 
 async def test_a_coroutines_result_is_a_stream_of_one() -> None:
     async def infer(inputs: Inputs) -> str:
         return "result"
 
-    one = servable(infer)
-    assert await collect(direct_stream(one, number(0), Call())) == ["result"]
-    await one.close()
+    served = servable(infer)
+    assert await collect(direct_stream(served, number(0), Call())) == ["result"]
+    await served.close()
 
 
 async def test_nothing_is_lost_when_many_threads_send() -> None:
@@ -68,11 +68,11 @@ async def test_nothing_is_lost_when_many_threads_send() -> None:
         for thread in threads:
             thread.join()
 
-    one = servable(infer)
-    sent = await collect(direct_stream(one, number(0), Call()))
+    served = servable(infer)
+    sent = await collect(direct_stream(served, number(0), Call()))
     assert Counter(thread for thread, _ in sent) == dict.fromkeys(range(4), 200)
     assert all([value for sender, value in sent if sender == thread] == list(range(200)) for thread in range(4))
-    await one.close()
+    await served.close()
 
 
 async def test_a_slow_reader_holds_the_sender_up() -> None:
@@ -83,13 +83,13 @@ async def test_a_slow_reader_holds_the_sender_up() -> None:
         while call.respond(sent + 1):
             sent += 1
 
-    one = servable(infer)
-    stream = direct_stream(one, number(0), Call())
+    served = servable(infer)
+    stream = direct_stream(served, number(0), Call())
     for expected in range(1, 101):
         assert await anext(stream) == expected
         assert sent <= expected + STREAM_BUFFER
     await stream.aclose()
-    await one.close()
+    await served.close()
 
 
 async def test_a_reader_that_leaves_frees_every_thread_that_sends() -> None:
@@ -107,15 +107,15 @@ async def test_a_reader_that_leaves_frees_every_thread_that_sends() -> None:
         for thread in threads:
             thread.join()
 
-    one = servable(infer)
+    served = servable(infer)
     call = Call()
-    stream = direct_stream(one, number(0), call)
+    stream = direct_stream(served, number(0), call)
     await anext(stream)
     await stream.aclose()
     assert call.cancelled
     for _ in range(4):
         assert await asyncio.to_thread(refused.acquire, timeout=30)
-    await one.close()
+    await served.close()
 
 
 async def test_a_stream_that_is_finished_ends_before_its_model_does() -> None:
@@ -130,12 +130,12 @@ async def test_a_stream_that_is_finished_ends_before_its_model_does() -> None:
         done.set()
         return "nobody reads it"
 
-    one = servable(infer)
-    assert await collect(direct_stream(one, number(0), Call())) == ["last"]
+    served = servable(infer)
+    assert await collect(direct_stream(served, number(0), Call())) == ["last"]
     gate.set()
     assert await asyncio.to_thread(done.wait, 30)
     assert after == [False]
-    await one.close()
+    await served.close()
 
 
 async def test_an_error_comes_after_what_was_sent() -> None:
@@ -143,18 +143,18 @@ async def test_an_error_comes_after_what_was_sent() -> None:
         call.respond(1)
         raise Cancelled("enough")
 
-    one = servable(infer)
-    stream = direct_stream(one, number(0), Call())
+    served = servable(infer)
+    stream = direct_stream(served, number(0), Call())
     assert await anext(stream) == 1
     with pytest.raises(ServingError, match="enough"):
         await anext(stream)
-    await one.close()
+    await served.close()
 
 
 async def test_outside_of_a_stream_nobody_listens() -> None:
-    one = servable(lambda inputs, call: call.respond("?"))
-    assert await direct_infer(one, number(0), Call()) is False
-    await one.close()
+    served = servable(lambda inputs, call: call.respond("?"))
+    assert await direct_infer(served, number(0), Call()) is False
+    await served.close()
 
 
 async def test_a_call_knows_how_long_it_waited_and_ran() -> None:
@@ -165,23 +165,23 @@ async def test_a_call_knows_how_long_it_waited_and_ran() -> None:
         assert gate.acquire(timeout=30)
         return 1
 
-    one = servable(infer)
+    served = servable(infer)
     # Both wait before the first of them runs.
-    busy = asyncio.ensure_future(direct_infer(one, number(0), Call()))
+    busy = asyncio.ensure_future(direct_infer(served, number(0), Call()))
     assert await asyncio.to_thread(entered.acquire, timeout=30)
     first, second = Call(), Call()
-    running = [asyncio.ensure_future(direct_infer(one, number(0), call)) for call in (first, second)]
-    await until(lambda: one.queue_depth == 2)
+    running = [asyncio.ensure_future(direct_infer(served, number(0), call)) for call in (first, second)]
+    await until(lambda: served.queue_depth == 2)
     gate.release()
     assert await asyncio.to_thread(entered.acquire, timeout=30)
-    assert one.queue_depth == 1
+    assert served.queue_depth == 1
     gate.release(2)
     assert await busy == 1
     assert await asyncio.gather(*running) == [1, 1]
     assert (first.batch_size, second.batch_size) == (1, 1)
     # The second waited as long as the first ran, at least.
     assert second.queue_seconds >= first.compute_seconds > 0 < second.compute_seconds
-    await one.close()
+    await served.close()
 
 
 # --- a reader that does not read ---
@@ -244,7 +244,7 @@ class Batched(Model):
         raise AssertionError("infer_batch is there")
 
     def infer_batch(self, inputs: Sequence[Inputs], calls: Sequence[Call]) -> list[Any]:
-        open_ = [(call, one["x"][0]) for one, call in zip(inputs, calls, strict=True)]
+        open_ = [(call, tensor["x"][0]) for tensor, call in zip(inputs, calls, strict=True)]
         while open_:
             open_ = [(call, last) for call, last in open_ if call.respond(LARGE) and not last]
         return [None] * len(calls)
@@ -256,9 +256,9 @@ class Batched(Model):
     ids=["generator", "respond", "one thread", "batch"],
 )
 async def test_who_reads_nothing_stalls_nobody_and_is_told(make: Callable[[], Model]) -> None:
-    one = limited(make())
+    served = limited(make())
     call = Call()
-    stalled, other = direct_stream(one, number(0), call), direct_stream(one, number(1), Call())
+    stalled, other = direct_stream(served, number(0), call), direct_stream(served, number(1), Call())
     first = asyncio.ensure_future(anext(stalled))
     assert len(await asyncio.wait_for(collect(other), 30)) == 1
     await first
@@ -266,7 +266,7 @@ async def test_who_reads_nothing_stalls_nobody_and_is_told(make: Callable[[], Mo
     with pytest.raises(UnreadResponses, match=LATE) as caught:
         await collect(stalled)
     assert caught.value.code is Code.RESOURCE_EXHAUSTED
-    await one.close()
+    await served.close()
 
 
 async def test_a_burst_for_a_reader_that_reads_is_no_error() -> None:
@@ -280,9 +280,9 @@ async def test_a_burst_for_a_reader_that_reads_is_no_error() -> None:
         thread.join()
 
     count = 40 * LIMIT // LARGE.nbytes
-    one = limited(Plain(infer))
-    assert len(await collect(direct_stream(one, number(0), Call()))) == count
-    await one.close()
+    served = limited(Plain(infer))
+    assert len(await collect(direct_stream(served, number(0), Call()))) == count
+    await served.close()
 
 
 @pytest.mark.parametrize(
@@ -302,6 +302,6 @@ def test_what_a_response_takes(response: object, size: int) -> None:
 
 
 async def test_one_response_is_never_too_large() -> None:
-    one = limited(Plain(lambda inputs: {"y": np.zeros(LIMIT)}))
-    assert len(await collect(direct_stream(one, number(0), Call()))) == 1
-    await one.close()
+    served = limited(Plain(lambda inputs: {"y": np.zeros(LIMIT)}))
+    assert len(await collect(direct_stream(served, number(0), Call()))) == 1
+    await served.close()

@@ -83,11 +83,11 @@ async def test_when_a_request_is_executed_makes_no_difference(parameters: dict[s
 
 
 async def test_the_order_of_inputs_counts_only_where_it_has_a_meaning() -> None:
-    one, other = {"x": floats(1), "y": floats(2)}, {"y": floats(2), "x": floats(1)}
+    first, other = {"x": floats(1), "y": floats(2)}, {"y": floats(2), "x": floats(1)}
     cache = ResponseCache(1)
     model_cache, ordered = cache.for_model(), cache.for_model(ordered=True)
-    assert key_of(model_cache, one) == key_of(model_cache, other)
-    assert key_of(ordered, one) != key_of(ordered, other)
+    assert key_of(model_cache, first) == key_of(model_cache, other)
+    assert key_of(ordered, first) != key_of(ordered, other)
 
 
 TENSORS = st.dictionaries(
@@ -106,8 +106,8 @@ def plain(inputs: dict[str, Array]) -> Any:
 
 
 @given(TENSORS, TENSORS)
-def test_digests_are_equal_when_the_tensors_are(one: dict[str, Array], other: dict[str, Array]) -> None:
-    assert (digest((), one) == digest((), other)) == (plain(one) == plain(other))
+def test_digests_are_equal_when_the_tensors_are(first: dict[str, Array], other: dict[str, Array]) -> None:
+    assert (digest((), first) == digest((), other)) == (plain(first) == plain(other))
 
 
 async def test_unaligned_and_large_tensors_are_digested_alike() -> None:
@@ -150,7 +150,7 @@ async def test_what_is_kept_is_a_copy_that_nobody_can_change(count: int) -> None
 
 
 def counted(model_cache: ModelCache) -> dict[str, float]:
-    return {one.name.removeprefix("response_cache_"): one.value for one in model_cache.readings()}
+    return {reading.name.removeprefix("response_cache_"): reading.value for reading in model_cache.readings()}
 
 
 async def test_the_answer_that_was_asked_for_longest_ago_goes() -> None:
@@ -238,4 +238,4 @@ async def test_the_cache_is_never_larger_than_it_may_be(steps: list[tuple[str, i
         model_cache = model_caches[size % 2]
         keep(model_cache, name, np.zeros(size, np.uint8))
         assert cache.bytes <= cache.max_bytes
-        assert cache.bytes == sum(one.bytes for one in model_caches)
+        assert cache.bytes == sum(cache.bytes for cache in model_caches)

@@ -54,7 +54,7 @@ async def test_the_backlog_is_in_order() -> None:
         order += rows_of(batch)
         driver.finish(batch)
     assert order == [1, 2, 2, 3, 3, 4, 4]
-    assert [value_of(one) for one in sent] == [2, 3, 4, 4, 6, 8]
+    assert [value_of(request) for request in sent] == [2, 3, 4, 4, 6, 8]
     assert (driver.lease.held, driver.timers) == (0, 0)
 
 
@@ -80,11 +80,11 @@ async def test_a_timeout_in_the_backlog_ends_the_whole_sequence() -> None:
         driver.send(1, 2),
     ]
     driver.wait(4.9)
-    assert not any(one.future.done() for one in sent)
+    assert not any(request.future.done() for request in sent)
     driver.wait(0.2)
-    assert [one.future.done() for one in sent] == [True, True, False, True]
-    for one in (sent[0], sent[1], sent[3]):
-        error = error_of(one)
+    assert [request.future.done() for request in sent] == [True, True, False, True]
+    for request in (sent[0], sent[1], sent[3]):
+        error = error_of(request)
         assert isinstance(error, Unavailable)
         assert error.message == "timeout of the corresponding sequence has been expired"
     with pytest.raises(InvalidArgument, match="must specify the START flag"):
@@ -101,7 +101,7 @@ async def test_a_timeout_is_for_the_backlog_only() -> None:
     assert [driver.run() for _ in range(2)] == [True, True]
     driver.wait(4)
     assert driver.run()
-    assert [value_of(one) for one in (first, ending, second)] == [1, 2, 2]
+    assert [value_of(request) for request in (first, ending, second)] == [1, 2, 2]
 
 
 # --- idle ---
@@ -158,10 +158,10 @@ def leave(driver: Driver, execution: FutureWork) -> None:
 
 
 def assert_cancelled(*executions: FutureWork, sequence_id: int = 1) -> None:
-    for one in executions:
-        assert isinstance(error_of(one), Cancelled)
+    for execution in executions:
+        assert isinstance(error_of(execution), Cancelled)
         expected = f"sequence {sequence_id} was cancelled with another queued request of the same sequence"
-        assert error_of(one).message == expected
+        assert error_of(execution).message == expected
 
 
 OLDEST = replace(DIRECT, strategy=OldestStrategy(max_candidate_sequences=1))
@@ -191,7 +191,7 @@ async def test_what_comes_before_a_cancelled_request_is_executed() -> None:
     assert_cancelled(fourth)
     while driver.run():
         pass
-    assert [value_of(one) for one in (first, second)] == [1, 11]
+    assert [value_of(request) for request in (first, second)] == [1, 11]
     assert not driver.schedule.holds(1)
 
 
@@ -230,7 +230,7 @@ async def test_an_end_that_was_cancelled_still_ends(*, waits: bool) -> None:
     leave(driver, ending)
     while driver.run():
         pass
-    assert [value_of(one) for one in (first, other)] == [1, 7]
+    assert [value_of(request) for request in (first, other)] == [1, 7]
     assert not driver.schedule.holds(1)
     assert driver.reading("sequences_ended", reason="cancelled") == 1
 

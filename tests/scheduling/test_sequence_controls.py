@@ -23,15 +23,15 @@ async def test_flags_have_the_values_that_were_said(kind: ControlKind, datatype:
     false, true = pairs[datatype]
     batching = replace(LONG, controls=[ControlInput("flag", kind, datatype, false, true)])
     model = Summing(batching, rows=rows)
-    one = servable(model)
+    request = servable(model)
     for at in range(3):
-        await send(one, 1, 5, start=at == 0, end=at == 2)
+        await send(request, 1, 5, start=at == 0, end=at == 2)
     said = {"START": [true, false, false], "READY": [true] * 3, "END": [false, false, true]}[kind]
     flags = [seen["flag"] for seen in model.seen]
     assert [flag.item() for flag in flags] == said
     dtypes = {"INT32": np.int32, "FP32": np.float32, "BOOL": np.bool_}
     assert {(flag.dtype.type, flag.shape) for flag in flags} == {(dtypes[datatype], (1, 1) if rows else (1,))}
-    await one.close()
+    await request.close()
 
 
 IDS: dict[str, tuple[Any, list[Any], list[Any]]] = {
@@ -47,18 +47,18 @@ IDS: dict[str, tuple[Any, list[Any], list[Any]]] = {
 async def test_ids_of_every_datatype(datatype: str) -> None:
     dtype, fitting, others = IDS[datatype]
     model = Summing(replace(LONG, controls=[ControlInput("id", "CORRID", datatype)]))
-    one = servable(model)
+    request = servable(model)
     for sequence_id in fitting:
-        assert await send(one, 1, sequence_id, start=True) == 1
+        assert await send(request, 1, sequence_id, start=True) == 1
         seen = model.seen[-1]["id"]
         assert seen.dtype.type is dtype
         own = seen[seen != (b"" if datatype == "BYTES" else 0)]
         assert own.tolist() == [sequence_id.encode() if isinstance(sequence_id, str) else sequence_id]
     for sequence_id in others:
-        error = await refusal(one, sequence_id, start=True)
+        error = await refusal(request, sequence_id, start=True)
         assert (error.code, "the type of the model's input 'id'" in error.message) == (Code.INVALID_ARGUMENT, True)
-    assert reading(one, "sequences") == len(fitting)
-    await one.close()
+    assert reading(request, "sequences") == len(fitting)
+    await request.close()
 
 
 async def test_clients_neither_send_nor_get_what_the_server_adds() -> None:
@@ -70,10 +70,10 @@ async def test_clients_neither_send_nor_get_what_the_server_adds() -> None:
         ]
         outputs = [*Summing.outputs, TensorSpec("after", "FP32", [-1, 1])]
 
-    one = servable(Declaring(LONG))
-    assert [spec.name for spec in one.signature.inputs] == ["x"]
-    assert [spec.name for spec in one.signature.outputs] == ["y"]
-    await one.close()
-    one = servable(Declaring(replace(LONG, states=[replace(SUM, returned=True)])))
-    assert [spec.name for spec in one.signature.outputs] == ["y", "after"]
-    await one.close()
+    request = servable(Declaring(LONG))
+    assert [spec.name for spec in request.signature.inputs] == ["x"]
+    assert [spec.name for spec in request.signature.outputs] == ["y"]
+    await request.close()
+    request = servable(Declaring(replace(LONG, states=[replace(SUM, returned=True)])))
+    assert [spec.name for spec in request.signature.outputs] == ["y", "after"]
+    await request.close()

@@ -101,14 +101,14 @@ class World:
         """The caller of a request goes, which the schedule is told, or finds when it is to be executed."""
         if not self.sent:
             return
-        one = self.sent[number % len(self.sent)]
-        if one.execution.future.done():
+        request = self.sent[number % len(self.sent)]
+        if request.execution.future.done():
             return
-        one.left = True
-        one.execution.call.cancel()
+        request.left = True
+        request.execution.call.cancel()
         if discards:
-            self.driver.schedule.discard(one.execution)
-            one.execution.future.cancel()
+            self.driver.schedule.discard(request.execution)
+            request.execution.future.cancel()
 
     def check_slots(self) -> None:
         runs = [run for run in self.driver.schedule._table.live.values() if run.slot is not None]
@@ -116,9 +116,11 @@ class World:
         assert len(runs) == self.driver.reading("sequence_slots_used")
         live, held = len(self.driver.schedule._table.live), self.driver.lease.held
         assert live == held
-        waiting = [one for one in self.sent if not one.execution.future.done() and not one.executed]
+        waiting = [
+            request for request in self.sent if not request.execution.future.done() and not request.executed
+        ]
         running = sum(len(batch.members) for batch in self.running.values())
-        running += sum(len(batch.members) for one in self.driver.executors for batch in one.started)
+        running += sum(len(batch.members) for executor in self.driver.executors for batch in executor.started)
         assert len(self.driver.schedule) == len(self.driver.schedule._requests)
         assert len(waiting) - running <= len(self.driver.schedule) <= len(waiting)
 
@@ -141,19 +143,19 @@ class World:
         if not row["ready"]:
             assert row == {"x": 0, "start": 0, "ready": False, "end": 0, "id": 0, "before": 0}
             return
-        one = self.sent[int(row["x"]) - 1]
-        key = (one.id, one.generation)
-        assert (row["id"], row["start"], row["end"]) == (one.id, one.start, one.end)
-        assert not one.executed
-        one.executed, one.failed = True, self.fails
+        request = self.sent[int(row["x"]) - 1]
+        key = (request.id, request.generation)
+        assert (row["id"], row["start"], row["end"]) == (request.id, request.start, request.end)
+        assert not request.executed
+        request.executed, request.failed = True, self.fails
         met = self.met[key]
         # In the order in which they were sent, and none before the START.
-        assert one.start == (not met)
-        assert not met or met[-1].number < one.number
+        assert request.start == (not met)
+        assert not met or met[-1].number < request.number
         assert row["before"] == self.sums.get(key, 0)
         if not self.fails:
             self.sums[key] = row["before"] + row["x"]
-        met.append(one)
+        met.append(request)
         self.check_place(key, at)
 
     def check_place(self, key: tuple[int, int], at: int) -> None:
@@ -189,20 +191,20 @@ class World:
         made = [count for at, count in enumerate(table._made) if at not in table._retiring]
         assert len(table._free) == sum(made) <= table.slots
         assert table.started == sum(table.ended.values())
-        for one in self.sent:
-            self.check_outcome(one)
+        for request in self.sent:
+            self.check_outcome(request)
 
-    def check_outcome(self, one: Sent) -> None:
-        future = one.execution.future
+    def check_outcome(self, sent: Sent) -> None:
+        future = sent.execution.future
         assert future.done()
         if future.cancelled():
-            assert one.left
-        elif one.executed:
-            assert (future.exception() is not None) == one.failed
+            assert sent.left
+        elif sent.executed:
+            assert (future.exception() is not None) == sent.failed
         else:
-            error = error_of(one.execution)
+            error = error_of(sent.execution)
             if isinstance(error, Cancelled):
-                same = [other for other in self.sent if (other.id, other.generation) == (one.id, one.generation)]
+                same = [other for other in self.sent if (other.id, other.generation) == (sent.id, sent.generation)]
                 assert any(other.left for other in same)
             else:
                 assert isinstance(error, Unavailable)
@@ -263,7 +265,7 @@ def test_every_sequence_has_its_own_sum(values: list[tuple[int, int]], turns: li
         while sum(driver.run(instance) for instance in range(len(driver.executors))):
             pass
         for sequence_id, numbers in sent.items():
-            sums = [one.future.result()["y"].item() for one in answers[sequence_id]]
+            sums = [answer.future.result()["y"].item() for answer in answers[sequence_id]]
             assert sums == np.cumsum(numbers).tolist()
         assert driver.reading("sequences_ended", reason="end") == len(sent)
         assert (driver.lease.held, driver.timers) == (0, 0)

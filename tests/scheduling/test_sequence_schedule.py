@@ -44,8 +44,8 @@ async def test_why_a_batch_was_closed_is_counted(
     batching: SequenceBatching, sent: tuple[int, ...], seconds: float | None, reason: str
 ) -> None:
     driver = started(batching, 4)
-    readings = [one for one in driver.schedule.readings() if one.name == "batches_closed"]
-    before = {one.labels["reason"]: one.value for one in readings}
+    readings = [reading for reading in driver.schedule.readings() if reading.name == "batches_closed"]
+    before = {reading.labels["reason"]: reading.value for reading in readings}
     requests = driver.reading("batched_requests")
     for number in sent:
         driver.send(1, number)
@@ -97,7 +97,7 @@ async def test_only_one_request_of_a_sequence_is_in_a_batch() -> None:
         assert driver.take() is None
         assert batch is not None
         driver.finish(batch)
-        assert [one.future.done() for one in sent] == [True] * (at + 1) + [False] * (2 - at)
+        assert [request.future.done() for request in sent] == [True] * (at + 1) + [False] * (2 - at)
 
 
 async def test_slots_are_given_away_over_all_instances() -> None:
@@ -118,7 +118,7 @@ async def test_requests_of_unlike_shape_are_in_batches_of_their_own() -> None:
         batches.append(rows_of(batch))
         driver.finish(batch, lambda inputs, _: {"y": inputs["x"], "after": inputs["before"]})
     assert batches == [[1], [0, 2]]
-    assert [one.future.done() for one in wide] == [True, True]
+    assert [request.future.done() for request in wide] == [True, True]
 
 
 async def test_a_batch_waits_for_enough_rows() -> None:
@@ -180,14 +180,14 @@ async def test_answers_leave_as_their_requests_began_if_they_are_to(ordered: boo
         batch = taken[at]
         assert batch is not None
         driver.finish(batch)
-        told.append([one.future.done() for one in sent])
+        told.append([request.future.done() for request in sent])
     early = [False, not ordered, False]
     assert told == [early, [True, True, False], [True, True, True]]
     # The next one of a sequence runs when its turn comes, whoever has been told of the one before.
     later = [driver.send(1, number) for number in (2, 1)]
     assert driver.run(1)
     assert driver.run(0)
-    assert [value_of(one) for one in later] == [2, 2]
+    assert [value_of(request) for request in later] == [2, 2]
 
 
 async def test_while_a_request_runs_the_next_of_its_sequence_waits() -> None:
@@ -244,14 +244,14 @@ async def test_sequences_of_an_instance_that_has_lost_them_are_over() -> None:
     for _ in range(3):
         driver.schedule._lose(0, 1, "instance 0")
     driver.turn()
-    assert ["must specify the START" in error_of(one).message for one in refused] == [True] * 3
+    assert ["must specify the START" in error_of(request).message for request in refused] == [True] * 3
     assert driver.reading("sequences_ended", reason="lost") == 2
     assert [driver.schedule.holds(number) for number in (1, 2, 3, 4)] == [True, True, False, True]
     assert (len(driver.schedule), driver.lease.held) == (2, 3)  # One has begun on the other instance.
     driver.finish(batch)
     while driver.run(0) or driver.run(1):
         pass
-    assert [value_of(one) for one in kept] == [7, 8, 1]
+    assert [value_of(request) for request in kept] == [7, 8, 1]
     assert [driver.reading("sequences_ended", reason=reason) for reason in ("lost", "end", "cancelled")] == [
         2,
         0,

@@ -29,10 +29,10 @@ def state_of(**changes: Any) -> SequenceBatching:
 async def test_a_state_begins_with_what_a_file_holds(tmp_path: Path) -> None:
     file = tmp_path / "initial"
     file.write_bytes(np.array([100], np.float32).tobytes())
-    one = servable(Summing(state_of(initial=InitialState("FP32", [1], file))))
-    assert await asyncio.gather(*[send(one, number, number, start=True) for number in (1, 2)]) == [101, 102]
-    assert await send(one, 1, 2) == 103
-    await one.close()
+    request = servable(Summing(state_of(initial=InitialState("FP32", [1], file))))
+    assert await asyncio.gather(*[send(request, number, number, start=True) for number in (1, 2)]) == [101, 102]
+    assert await send(request, 1, 2) == 103
+    await request.close()
 
 
 async def test_a_file_that_is_no_initial_state(tmp_path: Path) -> None:
@@ -61,13 +61,13 @@ async def test_a_wrong_state_is_the_models_error_and_the_former_one_stays(
         def infer(self, inputs: Inputs, call: Call) -> dict[str, Any]:
             return {"y": inputs["x"]} | answer if inputs["x"].item() == 13 else super().infer(inputs, call)
 
-    one = servable(Wrong(LONG))
-    assert await send(one, 1, 5, start=True) == 1
+    request = servable(Wrong(LONG))
+    assert await send(request, 1, 5, start=True) == 1
     with pytest.raises(Internal, match=text):
-        await send(one, 13, 5)
+        await send(request, 13, 5)
     assert len(caplog.records) == 1
-    assert await send(one, 1, 5) == 2
-    await one.close()
+    assert await send(request, 1, 5) == 2
+    await request.close()
 
 
 class Gathering(Model):
@@ -84,11 +84,11 @@ class Gathering(Model):
 
 
 async def test_states_of_texts_that_grow() -> None:
-    one = servable(Gathering())
+    request = servable(Gathering())
 
     async def say(word: bytes, sequence_id: int, *, start: bool = False) -> list[bytes]:
         inputs = {"word": object_array([word], (1, 1))}
-        answer = await direct_infer(one, inputs, sequence_call(sequence_id, start=start))
+        answer = await direct_infer(request, inputs, sequence_call(sequence_id, start=start))
         return [text for text in answer["words"].ravel().tolist() if text]
 
     assert tuple(await asyncio.gather(say(b"a", 1, start=True), say(b"x", 2, start=True))) == ([b"a"], [b"x"])
@@ -96,7 +96,7 @@ async def test_states_of_texts_that_grow() -> None:
     # They are of unlike length now.
     both = tuple(await asyncio.gather(say(b"c", 1), say(b"y", 2), say(b"z", 2)))
     assert both == ([b"a", b"b", b"c"], [b"x", b"y"], [b"x", b"y", b"z"])
-    await one.close()
+    await request.close()
 
 
 class Longer(Model):
@@ -125,7 +125,7 @@ async def test_texts_of_unlike_lengths_are_in_one_batch() -> None:
         assert rows_of(batch) == [1, 2]
         assert batch is not None
         driver.finish(batch)
-        assert [one.future.result()["y"].tolist() for one in sent] == [[[word]] for word in words]
+        assert [request.future.result()["y"].tolist() for request in sent] == [[[word]] for word in words]
 
 
 async def test_a_model_that_uses_its_buffer_again_does_not_change_the_state() -> None:
@@ -136,30 +136,30 @@ async def test_a_model_that_uses_its_buffer_again_does_not_change_the_state() ->
             self.buffer[:] = inputs["x"] + inputs["before"]
             return {"y": self.buffer.copy(), "after": self.buffer}
 
-    one = servable(Reusing(LONG, rows=1, instances=1))
-    assert await send(one, 1, 1, start=True) == 1
-    assert await send(one, 5, 1) == 6
-    await one.close()
+    request = servable(Reusing(LONG, rows=1, instances=1))
+    assert await send(request, 1, 1, start=True) == 1
+    assert await send(request, 5, 1) == 6
+    await request.close()
 
 
 # --- streams ---
 
 
 async def test_a_stream_is_a_request_like_any_other() -> None:
-    one = servable(Summing(LONG))
+    request = servable(Summing(LONG))
 
     async def stream(value: float, **flags: Any) -> list[float]:
         inputs = {"x": np.full((1, 1), value, np.float32)}
-        return [answer["y"].item() async for answer in direct_stream(one, inputs, sequence_call(5, **flags))]
+        return [answer["y"].item() async for answer in direct_stream(request, inputs, sequence_call(5, **flags))]
 
     assert await stream(1, start=True) == [1]
-    assert await send(one, 2, 5) == 3
+    assert await send(request, 2, 5) == 3
     # And beside requests of other sequences.
-    streamed, alone = await asyncio.gather(stream(3, end=True), send(one, 1, 6, start=True, end=True))
+    streamed, alone = await asyncio.gather(stream(3, end=True), send(request, 1, 6, start=True, end=True))
     assert (streamed, alone) == ([6], 1)
     with pytest.raises(InvalidArgument, match="must specify the START flag"):
         await stream(1)
-    await one.close()
+    await request.close()
 
 
 class Repeating(Summing):
@@ -178,14 +178,14 @@ class Repeating(Summing):
 
 @pytest.mark.parametrize("rows", [0, 3])
 async def test_a_decoupled_model_has_sequences(rows: int) -> None:
-    one = servable(Repeating(rows=rows))
+    request = servable(Repeating(rows=rows))
 
     async def ask(value: float, sequence_id: int, **flags: Any) -> list[float]:
         inputs = {"x": np.full((1, 1) if rows else (1,), value, np.float32)}
         call = sequence_call(sequence_id, **flags)
-        return [answer["y"].item() async for answer in direct_stream(one, inputs, call)]
+        return [answer["y"].item() async for answer in direct_stream(request, inputs, call)]
 
     requests = [ask(at, number, start=at == 0, end=at == 2) for at in range(3) for number in (1, 2)]
     assert await asyncio.gather(*requests) == [[at] * (at + 1) for at in range(3) for _ in (1, 2)]
-    await until(lambda: not one.leases)  # The threads tell the loop after their last answer.
-    await one.close()
+    await until(lambda: not request.leases)  # The threads tell the loop after their last answer.
+    await request.close()

@@ -25,14 +25,14 @@ from waiting import until, wait_until
 
 async def test_blocking_code_runs_on_the_instances_threads() -> None:
     model = Scripted(instances=3, open_gate=False)
-    one = servable(model)
-    calls = [asyncio.ensure_future(direct_infer(one, number(value), Call())) for value in range(3)]
+    served = servable(model)
+    calls = [asyncio.ensure_future(direct_infer(served, number(value), Call())) for value in range(3)]
     await model.wait_until_entered(3)
     assert len(model.threads) == 3
     assert threading.get_ident() not in model.threads
     model.gate.set()
     assert [answer["y"][0] for answer in await asyncio.gather(*calls)] == [0, 2, 4]
-    await one.close()
+    await served.close()
 
 
 async def test_instances_are_started_when_there_is_work_for_them() -> None:
@@ -40,20 +40,20 @@ async def test_instances_are_started_when_there_is_work_for_them() -> None:
         return sum(thread.name.startswith("many/1#") for thread in threading.enumerate())
 
     model = Scripted(instances=5, open_gate=False)
-    one = Servable("many", 1, model, max_queue_size=10)
+    servable = Servable("many", 1, model, max_queue_size=10)
     assert threads() == 1
-    await until(lambda: idle(one) == 1)
+    await until(lambda: idle(servable) == 1)
     calls = []
     for running in range(1, 4):
-        calls.append(asyncio.ensure_future(direct_infer(one, number(0), Call())))
+        calls.append(asyncio.ensure_future(direct_infer(servable, number(0), Call())))
         await model.wait_until_entered()
         assert threads() == running
-    calls += [asyncio.ensure_future(direct_infer(one, number(0), Call())) for _ in range(7)]
+    calls += [asyncio.ensure_future(direct_infer(servable, number(0), Call())) for _ in range(7)]
     await model.wait_until_entered(2)
-    assert (threads(), one.queue_depth) == (5, 5)
+    assert (threads(), servable.queue_depth) == (5, 5)
     model.gate.set()
     await asyncio.gather(*calls)
-    await one.close()
+    await servable.close()
     assert threads() == 0
 
 
@@ -64,9 +64,9 @@ async def test_async_code_runs_on_the_loop() -> None:
         return {"y": inputs["x"]}
 
     here = threading.get_ident()
-    one = servable(Plain(infer))
-    assert (await direct_infer(one, number(7), Call()))["y"][0] == 7
-    await one.close()
+    served = servable(Plain(infer))
+    assert (await direct_infer(served, number(7), Call()))["y"][0] == 7
+    await served.close()
 
 
 async def test_a_burst_is_handed_back_with_few_wake_ups(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,8 +79,8 @@ async def test_a_burst_is_handed_back_with_few_wake_ups(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(Doorbell, "ring", counting)
     model = Scripted(open_gate=False)
-    one = servable(model)
-    calls = [asyncio.ensure_future(direct_infer(one, number(value), Call())) for value in range(200)]
+    served = servable(model)
+    calls = [asyncio.ensure_future(direct_infer(served, number(value), Call())) for value in range(200)]
     await model.wait_until_entered()
     model.gate.set()
     # The loop is held until all but the last are back: it is open, otherwise, who gets the interpreter when.
@@ -88,7 +88,7 @@ async def test_a_burst_is_handed_back_with_few_wake_ups(monkeypatch: pytest.Monk
     answers = await asyncio.gather(*calls)
     assert [answer["y"][0] for answer in answers] == [2 * value for value in range(200)]
     assert 1 <= sum(thread in model.threads for thread in rung) <= 2
-    await one.close()
+    await served.close()
 
 
 async def test_a_result_does_not_wait_for_the_next_one_in_its_burst() -> None:
@@ -99,29 +99,29 @@ async def test_a_result_does_not_wait_for_the_next_one_in_its_burst() -> None:
             assert second.wait(30)
         return dict(inputs)
 
-    one = servable(Plain(infer))
-    first, last = (asyncio.ensure_future(direct_infer(one, number(value), Call())) for value in (1, 2))
+    served = servable(Plain(infer))
+    first, last = (asyncio.ensure_future(direct_infer(served, number(value), Call())) for value in (1, 2))
     assert (await first)["x"][0] == 1
     assert not last.done()
     second.set()
     await last
-    await one.close()
+    await served.close()
 
 
 async def test_a_full_queue_refuses_and_then_serves_on() -> None:
     model = Scripted(open_gate=False)
-    one = servable(model, max_queue_size=2)
-    running = asyncio.ensure_future(direct_infer(one, number(0), Call()))
+    served = servable(model, max_queue_size=2)
+    running = asyncio.ensure_future(direct_infer(served, number(0), Call()))
     await model.wait_until_entered()
-    waiting = [asyncio.ensure_future(direct_infer(one, number(value), Call())) for value in (1, 2)]
+    waiting = [asyncio.ensure_future(direct_infer(served, number(value), Call())) for value in (1, 2)]
     await asyncio.sleep(0)
     with pytest.raises(QueueFull):
-        await direct_infer(one, number(3), Call())
+        await direct_infer(served, number(3), Call())
     model.gate.set()
     await asyncio.gather(running, *waiting)
-    assert (await direct_infer(one, number(4), Call()))["y"][0] == 8
+    assert (await direct_infer(served, number(4), Call()))["y"][0] == 8
     assert 3 not in model.started
-    await one.close()
+    await served.close()
 
 
 async def test_async_code_is_bounded_too() -> None:
@@ -131,11 +131,11 @@ async def test_async_code_is_bounded_too() -> None:
         await gate.wait()
         return dict(inputs)
 
-    one = servable(Plain(infer), max_queue_size=2)
+    served = servable(Plain(infer), max_queue_size=2)
 
     async def leased() -> None:
-        with one:
-            await direct_infer(one, number(0), Call())
+        with served:
+            await direct_infer(served, number(0), Call())
 
     calls = [asyncio.ensure_future(leased()) for _ in range(2)]
     await asyncio.sleep(0)
@@ -144,50 +144,50 @@ async def test_async_code_is_bounded_too() -> None:
     gate.set()
     await asyncio.gather(*calls)
     await leased()
-    await one.close()
+    await served.close()
 
 
 async def test_work_that_nobody_waits_for_is_never_started() -> None:
     model = Scripted(open_gate=False)
-    one = servable(model, max_queue_size=2)
-    running = asyncio.ensure_future(direct_infer(one, number(0), Call()))
+    served = servable(model, max_queue_size=2)
+    running = asyncio.ensure_future(direct_infer(served, number(0), Call()))
     await model.wait_until_entered()
     left = Call()
-    leaving = [asyncio.ensure_future(direct_infer(one, number(value), left)) for value in (1, 2)]
+    leaving = [asyncio.ensure_future(direct_infer(served, number(value), left)) for value in (1, 2)]
     await asyncio.sleep(0)
     for task in leaving:
         task.cancel()
     await asyncio.wait(leaving)
     assert left.cancelled
     # Their places in the queue are free at once.
-    staying = [asyncio.ensure_future(direct_infer(one, number(value), Call())) for value in (3, 4)]
+    staying = [asyncio.ensure_future(direct_infer(served, number(value), Call())) for value in (3, 4)]
     await asyncio.sleep(0)
     model.gate.set()
     await asyncio.gather(running, *staying)
     assert model.started == [0, 3, 4]
-    await one.close()
+    await served.close()
 
 
 async def test_expired_work_is_dropped_when_it_is_dequeued() -> None:
     model = Scripted(open_gate=False)
-    one = servable(model)
-    running = asyncio.ensure_future(direct_infer(one, number(0), Call()))
+    served = servable(model)
+    running = asyncio.ensure_future(direct_infer(served, number(0), Call()))
     await model.wait_until_entered()
-    late = asyncio.ensure_future(direct_infer(one, number(1), Call(deadline=time.monotonic())))
+    late = asyncio.ensure_future(direct_infer(served, number(1), Call(deadline=time.monotonic())))
     await asyncio.sleep(0)
     model.gate.set()
     await running
     with pytest.raises(DeadlineExceeded):
         await late
     assert model.started == [0]
-    await one.close()
+    await served.close()
 
 
 async def test_a_running_model_can_ask_whether_anybody_waits() -> None:
     model = Scripted(open_gate=False)
-    one = servable(model)
+    served = servable(model)
     call = Call(deadline=time.monotonic() + 100)
-    task = asyncio.ensure_future(direct_infer(one, number(0), call))
+    task = asyncio.ensure_future(direct_infer(served, number(0), call))
     await model.wait_until_entered()
     assert model.calls == [call]
     before = call.cancelled
@@ -198,8 +198,8 @@ async def test_a_running_model_can_ask_whether_anybody_waits() -> None:
     assert call.cancelled is True
     model.gate.set()
     # The instance lives on.
-    assert (await direct_infer(one, number(5), Call()))["y"][0] == 10
-    await one.close()
+    assert (await direct_infer(served, number(5), Call()))["y"][0] == 10
+    await served.close()
 
 
 def exit_process(inputs: Inputs) -> Any:
@@ -224,37 +224,37 @@ async def async_secret(inputs: Inputs) -> Any:
 
 @pytest.mark.parametrize("infer", [exit_process, cancel_oneself, secret, async_exit, async_secret])
 async def test_whatever_a_model_raises_fails_its_own_call_alone(infer: Any) -> None:
-    one = servable(Plain(infer))
+    served = servable(Plain(infer))
     for _ in range(2):
         with pytest.raises(Internal) as caught:
-            await direct_infer(one, number(0), Call())
+            await direct_infer(served, number(0), Call())
         assert "secret" not in caught.value.message
         assert "scripted" in caught.value.message
-    assert one.alive
-    await one.close()
+    assert served.alive
+    await served.close()
 
 
 async def test_a_models_own_serving_error_is_kept() -> None:
     def infer(inputs: Inputs) -> Any:
         raise InvalidArgument("too short")
 
-    one = servable(Plain(infer))
+    served = servable(Plain(infer))
     with pytest.raises(InvalidArgument, match="too short"):
-        await direct_infer(one, number(0), Call())
-    await one.close()
+        await direct_infer(served, number(0), Call())
+    await served.close()
 
 
 async def test_inputs_are_released_while_the_instance_waits() -> None:
-    one = servable(Plain(lambda inputs: {"y": np.zeros(1, np.float32)}))
+    served = servable(Plain(lambda inputs: {"y": np.zeros(1, np.float32)}))
     array = np.zeros(4, np.float32)
     gone = weakref.ref(array)
-    await direct_infer(one, {"x": array}, Call())
+    await direct_infer(served, {"x": array}, Call())
     del array
     # The last call's arrays may be held until the thread has looked for more work.
-    await direct_infer(one, number(0), Call())
+    await direct_infer(served, number(0), Call())
     gc.collect()
     assert gone() is None
-    await one.close()
+    await served.close()
 
 
 # Streams
@@ -269,10 +269,10 @@ async def test_a_generators_answers_come_in_order_and_all() -> None:
         for value in range(5 * STREAM_BUFFER):
             yield number(value)
 
-    one = servable(Plain(infer))
-    assert one.decoupled
-    assert await collect(direct_stream(one, number(0), Call())) == list(range(5 * STREAM_BUFFER))
-    await one.close()
+    served = servable(Plain(infer))
+    assert served.decoupled
+    assert await collect(direct_stream(served, number(0), Call())) == list(range(5 * STREAM_BUFFER))
+    await served.close()
 
 
 async def test_an_async_generators_answers_come_in_order_and_all() -> None:
@@ -280,16 +280,16 @@ async def test_an_async_generators_answers_come_in_order_and_all() -> None:
         for value in range(50):
             yield number(value)
 
-    one = servable(Plain(infer))
-    assert one.decoupled
-    assert await collect(direct_stream(one, number(0), Call())) == list(range(50))
-    await one.close()
+    served = servable(Plain(infer))
+    assert served.decoupled
+    assert await collect(direct_stream(served, number(0), Call())) == list(range(50))
+    await served.close()
 
 
 async def test_a_slow_reader_holds_the_model_up() -> None:
     model = Counting()
-    one = servable(model)
-    stream = direct_stream(one, number(0), Call())
+    served = servable(model)
+    stream = direct_stream(served, number(0), Call())
     for expected in range(1, 101):
         answer = await anext(stream)
         assert answer["y"][0] == expected
@@ -297,22 +297,22 @@ async def test_a_slow_reader_holds_the_model_up() -> None:
         assert model.made <= expected + STREAM_BUFFER + 1
     await stream.aclose()
     assert await asyncio.to_thread(model.closed.wait, 30)
-    await one.close()
+    await served.close()
 
 
 async def test_a_reader_that_leaves_stops_the_model_and_frees_the_instance() -> None:
     model = Counting()
-    one = servable(model)
+    served = servable(model)
     call = Call()
-    stream = direct_stream(one, number(0), call)
+    stream = direct_stream(served, number(0), call)
     await anext(stream)
     await stream.aclose()
     assert call.cancelled
     assert await asyncio.to_thread(model.closed.wait, 30)
-    again = direct_stream(one, number(0), Call())
+    again = direct_stream(served, number(0), Call())
     await anext(again)
     await again.aclose()
-    await one.close()
+    await served.close()
 
 
 async def test_a_streams_error_comes_after_what_it_yielded() -> None:
@@ -320,13 +320,13 @@ async def test_a_streams_error_comes_after_what_it_yielded() -> None:
         yield number(1)
         raise Cancelled("enough")
 
-    one = servable(Plain(infer))
-    stream = direct_stream(one, number(0), Call())
+    served = servable(Plain(infer))
+    stream = direct_stream(served, number(0), Call())
     assert (await anext(stream))["x"][0] == 1
     with pytest.raises(ServingError, match="enough") as caught:
         await anext(stream)
     assert caught.value.code is Code.CANCELLED
-    await one.close()
+    await served.close()
 
 
 @pytest.mark.parametrize("coroutine", [False, True])
@@ -341,11 +341,13 @@ async def test_what_fails_after_the_deadline_fails_for_the_deadline(streamed: bo
     async def infer_on_loop(inputs: Inputs, call: Call) -> None:
         infer(inputs, call)
 
-    one = servable(Plain(infer_on_loop if coroutine else infer))
+    served = servable(Plain(infer_on_loop if coroutine else infer))
     call = Call(deadline=time.monotonic() + 100)
     with pytest.raises(DeadlineExceeded, match="while the model"):
-        await (anext(direct_stream(one, number(0), call)) if streamed else direct_infer(one, number(0), call))
-    await one.close()
+        await (
+            anext(direct_stream(served, number(0), call)) if streamed else direct_infer(served, number(0), call)
+        )
+    await served.close()
 
 
 async def test_a_stream_past_its_deadline_ends_with_that_error() -> None:
@@ -357,17 +359,17 @@ async def test_a_stream_past_its_deadline_ends_with_that_error() -> None:
         released.set()
         yield number(2)
 
-    one = servable(Plain(infer))
-    stream = direct_stream(one, number(0), Call(deadline=time.monotonic() + 100))
+    served = servable(Plain(infer))
+    stream = direct_stream(served, number(0), Call(deadline=time.monotonic() + 100))
     assert (await anext(stream))["x"][0] == 1
     with pytest.raises(DeadlineExceeded):
         await anext(stream)
     assert released.is_set()
-    await one.close()
+    await served.close()
 
 
 async def test_a_model_whose_close_calls_exit_is_closed(caplog: pytest.LogCaptureFixture) -> None:
-    one = servable(Plain(secret))
-    one.model.close = exit  # type: ignore[method-assign] # As a class of a user's may do.
-    await one.close()
-    assert [record.message for record in caplog.records] == [f"{one} failed to close"]
+    served = servable(Plain(secret))
+    served.model.close = exit  # type: ignore[method-assign] # As a class of a user's may do.
+    await served.close()
+    assert [record.message for record in caplog.records] == [f"{served} failed to close"]

@@ -16,7 +16,7 @@ def place(work: str, key: object) -> Waiting:
 def taken(queue: ThreadQueue) -> list[str]:
     batch = queue.take(lambda: False)
     assert batch is not None
-    return [one.work for one in batch.members]
+    return [member.work for member in batch.members]
 
 
 def test_batch_has_requests_of_the_oldest_ones_kind() -> None:
@@ -30,8 +30,8 @@ def test_batch_has_requests_of_the_oldest_ones_kind() -> None:
 def test_discarded_request_is_in_no_batch() -> None:
     queue = ThreadQueue(Rules(2))
     first, second = place("first", "a"), place("second", "a")
-    for one in (first, second):
-        queue.put(one)
+    for request in (first, second):
+        queue.put(request)
     queue.discard(first)
     queue.discard(first)
     assert taken(queue) == ["second"]
@@ -42,7 +42,7 @@ def test_waiting_thread_takes_what_arrives_and_ends_when_it_has_to() -> None:
 
     def run() -> None:
         while batch := queue.take(ends.is_set):
-            works.extend([one.work for one in batch.members])
+            works.extend([member.work for member in batch.members])
             ends.set()
 
     thread = threading.Thread(target=run)

@@ -67,10 +67,10 @@ async def test_they_name_the_span_of_a_call(collector: Received) -> None:
         found = await exemplars(client)
         assert found.keys() == {*FAMILIES, FIRST_RESPONSE}
         assert "trace_id" not in await page(client, "text/plain")
-    (span,) = [one for one in await asyncio.to_thread(collector.wait_for, 3) if one.kind == SERVER]
-    for name, one in found.items():
-        assert one.labels == {"trace_id": span.trace, "span_id": span.id}, name
-        assert span.start / 1e9 - 0.1 <= float(one.timestamp) <= span.end / 1e9 + 0.1
+    (span,) = [received for received in await asyncio.to_thread(collector.wait_for, 3) if received.kind == SERVER]
+    for name, exemplar in found.items():
+        assert exemplar.labels == {"trace_id": span.trace, "span_id": span.id}, name
+        assert span.start / 1e9 - 0.1 <= float(exemplar.timestamp) <= span.end / 1e9 + 0.1
     latency = found["triglot_request_seconds"].value
     assert latency == pytest.approx((span.end - span.start) / 1e9, abs=0.005)
     assert found[FIRST_RESPONSE].value == pytest.approx(latency * 1e3)
@@ -87,4 +87,4 @@ async def test_only_sampled_calls_are_exemplars(collector: Received, monkeypatch
             assert answer.status == 200
         found = await exemplars(client)
         assert found.keys() == {*FAMILIES, FIRST_RESPONSE}
-        assert {one.labels["trace_id"] for one in found.values()} == {TRACE}
+        assert {exemplar.labels["trace_id"] for exemplar in found.values()} == {TRACE}

@@ -52,7 +52,7 @@ def call_of(request_id: str = "", headers: Mapping[str, str] = TRACED) -> Call:
 
 def strict(text: str) -> str:
     """What is left of it in UTF-8."""
-    return "".join("\ufffd" if "\ud800" <= one <= "\udfff" else one for one in text)
+    return "".join("\ufffd" if "\ud800" <= character <= "\udfff" else character for character in text)
 
 
 @given(ANY, ANY, ANY, ANY, ANY)

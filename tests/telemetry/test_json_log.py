@@ -81,7 +81,7 @@ STREAMS = {
 }
 ON_LOOP_OR_NOT = {"": "", "_loop": "async "}
 BATCHES = {
-    **{f"joined_{name}": one for name, one in SINGLES.items()},
+    **{f"joined_{name}": single for name, single in SINGLES.items()},
     "listed": ("thread", LISTS.format(is_async="")),
     "listed_process": ("process", LISTS.format(is_async="")),
     "listed_loop": ("thread", "async " + LISTS.format(is_async="async ")),
@@ -163,8 +163,8 @@ class Logged:
         with grpc_channel(self.grpc_port) as channel:
             infer = rpc(channel, "ModelInfer", pb.ModelInferResponse)
             calls = [
-                infer.future(self.request(model, one), metadata=[("traceparent", traceparent)])
-                for one in request_ids
+                infer.future(self.request(model, request_id), metadata=[("traceparent", traceparent)])
+                for request_id in request_ids
             ]
             for call in calls:
                 call.result(SECONDS)
@@ -380,9 +380,9 @@ def test_lines_name_the_spans_of_a_sampled_call(tmp_path: Path) -> None:
         spans = received.wait_for(6)
     for name in names:
         ((said,), (access,)) = lines[name]
-        (call,) = [one for one in spans if one.kind == SERVER and one.id == access["span_id"]]
+        (call,) = [span for span in spans if span.kind == SERVER and span.id == access["span_id"]]
         assert call.parent == SPAN
-        (compute,) = [one for one in spans if one.id == said["span_id"]]
+        (compute,) = [span for span in spans if span.id == said["span_id"]]
         assert compute.parent == call.id
         assert said["trace_id"] == access["trace_id"] == TRACE
 

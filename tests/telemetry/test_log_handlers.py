@@ -79,7 +79,7 @@ def test_what_is_not_printable_is_escaped(log: Log, bad: str) -> None:
     assert rest[0] == "I failed"
     # A traceback may have several lines, none of which begins as those of the log do.
     assert [line[:2] for line in rest[1:]] == ["  "] * len(rest[1:])
-    assert all(one.isprintable() for one in "".join(rest))
+    assert all(character.isprintable() for character in "".join(rest))
 
 
 @pytest.mark.parametrize("text", ["", "plain", "ünïcödé ✗ 漢字", "a\\nb"])

@@ -149,10 +149,10 @@ def test_a_request_that_names_many_versions(tmp_path: Path) -> None:
 
 def test_a_full_disk(tmp_path: Path) -> None:
     write_model(tmp_path / "m")
-    with socket.socket() as one, socket.socket() as other:
-        one.bind(("127.0.0.1", 0))
+    with socket.socket() as first, socket.socket() as other:
+        first.bind(("127.0.0.1", 0))
         other.bind(("127.0.0.1", 0))
-        ports = one.getsockname()[1], other.getsockname()[1]
+        ports = first.getsockname()[1], other.getsockname()[1]
     options = ("--grpc-port", str(ports[0]), "--rest-port", str(ports[1]), "--drain-delay", "0")
     with Triglot(tmp_path / "m", *options, "--log-file", "/dev/full") as server:
         server.stdout.wait_for("grpcurl")

@@ -32,9 +32,14 @@ async def test_the_state_of_versions(tmp_path: Path) -> None:
         async def values() -> dict[str, tuple[float | None, float | None]]:
             """Whether each version is ready, and whether its load failed."""
             async with session.get(f"{url}/metrics") as response:
-                families = {one.name: one for one in text_string_to_metric_families(await response.text())}
+                families = {
+                    family.name: family for family in text_string_to_metric_families(await response.text())
+                }
             ready, failed = (
-                {f"{one.labels['model']} {one.labels['version']}": one.value for one in families[name].samples}
+                {
+                    f"{sample.labels['model']} {sample.labels['version']}": sample.value
+                    for sample in families[name].samples
+                }
                 for name in ("triglot_model_ready", "triglot_model_load_failed")
             )
             return {name: (ready.get(name), failed.get(name)) for name in failed}

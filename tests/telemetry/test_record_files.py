@@ -48,8 +48,8 @@ def test_the_latest_are_kept(tmp_path: Path) -> None:
 def test_no_file_that_exists_is_written_to(tmp_path: Path) -> None:
     """Neither that of an earlier start, nor that of another process."""
     (tmp_path / "r-00007.tfrecord").write_bytes(b"old")
-    one, other = (RecordFiles(str(tmp_path / "r"), 100, 0) for _ in range(2))
-    for files in (one, other, one):
+    first, other = (RecordFiles(str(tmp_path / "r"), 100, 0) for _ in range(2))
+    for files in (first, other, first):
         files.append(b"new")
     assert sizes(tmp_path) == {"r-00007.tfrecord": 3, "r-00008.tfrecord": 6, "r-00009.tfrecord": 3}
 

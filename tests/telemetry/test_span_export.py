@@ -55,7 +55,7 @@ def test_only_what_kserve_sets() -> None:
             assert f"spans are exported to {url}" in server.stderr.text()
             server.stop()
         spans = received.wait_for(3)
-        (call,) = [one for one in spans if one.kind == SERVER]
+        (call,) = [span for span in spans if span.kind == SERVER]
         assert (call.trace, call.parent) == (PARENT[3:35], PARENT[36:52])
         assert call.resource["service.name"] == "my-service"
         assert received.headers["user-agent"].startswith("OTel-OTLP-Exporter-triglot")
@@ -75,7 +75,7 @@ def test_over_http() -> None:
             server.stop()
             assert "secret" not in server.stderr.text()
         spans = received.wait_for(3)
-        assert {one.trace for one in spans} == {PARENT[3:35]}
+        assert {span.trace for span in spans} == {PARENT[3:35]}
         assert spans[0].resource["service.name"] == "a"
         assert spans[0].resource["deployment.environment.name"] == "test"
         assert isinstance(spans[0].resource["process.pid"], int)
@@ -88,7 +88,7 @@ def test_on_the_console() -> None:
         infer(server.ports()[1], PARENT)
         server.stop()
         lines = [line for line in server.stdout.text().splitlines() if line.startswith("{")]
-    spans = {one["name"]: one for one in map(json.loads, lines)}
+    spans = {span["name"]: span for span in map(json.loads, lines)}
     assert spans.keys() == {"POST /v2/models/{model}/infer", "queue", "compute"}
     call = spans["POST /v2/models/{model}/infer"]
     assert (call["kind"], call["traceId"], call["parentSpanId"]) == ("SERVER", PARENT[3:35], PARENT[36:52])
@@ -116,7 +116,7 @@ def test_triton_s_flag() -> None:
             change(port, {"trace_rate": "0"})
             infer(port)
             infer(port, PARENT)
-            assert {one.trace for one in received.wait_for(9)[6:]} == {PARENT[3:35]}
+            assert {span.trace for span in received.wait_for(9)[6:]} == {PARENT[3:35]}
             settings = change(port, {"trace_level": ["OFF"]})
             assert (settings["trace_mode"], settings["trace_level"]) == ("opentelemetry", ["OFF"])
             infer(port, PARENT)
@@ -259,7 +259,7 @@ def test_a_collector_that_is_slow() -> None:
         counts = exporter.counts
         assert counts.exported == len(received.spans) >= 10
         assert (counts.exported + counts.queue_full, counts.export_failed, counts.rejected) == (30, 0, 0)
-        assert len({one.id for one in received.spans}) == len(received.spans)
+        assert len({span.id for span in received.spans}) == len(received.spans)
 
 
 def test_a_collector_that_is_not_there(caplog: pytest.LogCaptureFixture) -> None:
@@ -271,7 +271,7 @@ def test_a_collector_that_is_not_there(caplog: pytest.LogCaptureFixture) -> None
             exporter.put(one_span(number))
         exporter.close()
         assert (exporter.counts.export_failed, exporter.counts.exported) == (5, 0)
-        (line,) = [one.getMessage() for one in caplog.records]
+        (line,) = [record.getMessage() for record in caplog.records]
         assert line.startswith(f"spans are lost: cannot export them to http://127.0.0.1:{port}{path}: ")
         assert "secret" not in line
 
@@ -326,12 +326,12 @@ def test_a_collector_that_hangs_does_not_keep_the_server(monkeypatch: pytest.Mon
         exporter = exporting(url)
         exporter.put(one_span(1))
         exporter.close()
-        threads = [one for one in threading.enumerate() if one.name == "spans"]
+        threads = [thread for thread in threading.enumerate() if thread.name == "spans"]
         assert threads
-        assert all(one.daemon for one in threads)
+        assert all(thread.daemon for thread in threads)
         received.gate.set()
-    for one in threads:
-        one.join(SECONDS)  # Else it complains in the next test.
+    for thread in threads:
+        thread.join(SECONDS)  # Else it complains in the next test.
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
@@ -341,6 +341,6 @@ def test_a_certificate_that_is_missing(protocol: str, caplog: pytest.LogCaptureF
         exporter.put(one_span(number))
     exporter.close()
     assert exporter.counts.export_failed == 3
-    (line,) = [one.getMessage() for one in caplog.records]
+    (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith("spans are lost: cannot export them to https://127.0.0.1:1")
     assert "FileNotFoundError" in line

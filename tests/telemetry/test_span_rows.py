@@ -71,12 +71,15 @@ class Ended:
 
     def check(self, spans: Sequence[Span]) -> None:
         """These are the spans of its trace."""
-        by_name = {one.name: one for one in spans}
+        by_name = {span.name: span for span in spans}
         assert len(by_name) == len(spans) == self.spans
         own = by_name.pop(self.name)
         assert (own.span_id, own.kind, own.flags) == (self.id.to_bytes(8), SERVER, SAMPLED)
         assert own.parent_span_id == (self.parent.to_bytes(8) if self.parent else b"")
-        attributes = {one.key: one.value.string_value or one.value.int_value for one in own.attributes}
+        attributes = {
+            attribute.key: attribute.value.string_value or attribute.value.int_value
+            for attribute in own.attributes
+        }
         request_id = {"triglot.request.id": self.request_id} if self.request_id else {}
         assert attributes == {"size": len(self.name), **request_id}
         instants(own, self.started, self.ended)
@@ -85,13 +88,13 @@ class Ended:
         if self.computed is not None:
             compute = by_name["compute"]
             instants(compute, self.began, self.ended)
-            assert [one.value.string_value for one in compute.attributes] == [self.name]
-            links = [(one.trace_id, one.span_id) for one in compute.links]
+            assert [attribute.value.string_value for attribute in compute.attributes] == [self.name]
+            links = [(link.trace_id, link.span_id) for link in compute.links]
             assert links == ([(self.trace.to_bytes(16), self.batch.to_bytes(8))] if self.batch else [])
         for child in by_name.values():
             assert (child.parent_span_id, child.kind, child.flags) == (own.span_id, INTERNAL, LOCAL)
-        ids = {own.span_id, *(one.span_id for one in by_name.values())}
-        assert {int.from_bytes(one) >> 2 for one in ids} == {self.number}
+        ids = {own.span_id, *(span.span_id for span in by_name.values())}
+        assert {int.from_bytes(span_id) >> 2 for span_id in ids} == {self.number}
         assert len(ids) == len(spans)
 
 
@@ -115,19 +118,19 @@ calls = st.builds(
 )
 
 
-@given(st.lists(calls, max_size=20, unique_by=lambda one: one.trace))
+@given(st.lists(calls, max_size=20, unique_by=lambda call: call.trace))
 def test_spans_of_rows(ended: list[Ended]) -> None:
-    message = ScopeSpans.FromString(encode([one.row() for one in ended], OFFSET))
-    assert len(message.spans) == sum(one.spans for one in ended)
-    for one in ended:
-        one.check([span for span in message.spans if span.trace_id == one.trace.to_bytes(16)])
+    message = ScopeSpans.FromString(encode([call.row() for call in ended], OFFSET))
+    assert len(message.spans) == sum(call.spans for call in ended)
+    for call in ended:
+        call.check([span for span in message.spans if span.trace_id == call.trace.to_bytes(16)])
 
 
 def test_a_model_that_began_before_it_was_noted() -> None:
     """Threads note when the model began and ended; the loop may have ended the call before."""
     row = Ended("name", "", 1, 0, 1, started=5.0, waited=9.0, computed=9.0, batch=0).row()
     early = (*row[:9], 6.0, *row[10:])
-    spans = {one.name: one for one in ScopeSpans.FromString(encode([early], OFFSET)).spans}
+    spans = {span.name: span for span in ScopeSpans.FromString(encode([early], OFFSET)).spans}
     instants(spans["name"], 5.0, 6.0)
     instants(spans["queue"], 5.0, 6.0)
     instants(spans["compute"], 6.0, 6.0)

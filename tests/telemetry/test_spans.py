@@ -197,7 +197,9 @@ async def test_every_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
         ):
             await it.channel.unary_unary(path)(data.SerializeToString(), metadata=[("traceparent", PARENT)])
         stream = it.channel.unary_stream("/grps.protos.v1.GrpsService/PredictStreaming")
-        assert [one async for one in stream(grps.SerializeToString(), metadata=[("traceparent", PARENT)])]
+        assert [
+            response async for response in stream(grps.SerializeToString(), metadata=[("traceparent", PARENT)])
+        ]
         await it.post("/v1/models/twice:predict", {"instances": [1]}, traceparent=PARENT)
         await it.post("/grps/v1/infer/predict", GRPS_BODY | {"model": "twice-1"}, traceparent=PARENT)
         spans = await it.spans(15)
@@ -226,8 +228,8 @@ async def test_each_message_of_a_stream(monkeypatch: pytest.MonkeyPatch) -> None
             message("twice", 3, traceparent=unsampled),
             message("nobody", 4),
         ]
-        sent = iter([one.SerializeToString() for one in requests])
-        assert len([one async for one in call(sent, metadata=[("traceparent", PARENT)])]) == 4
+        sent = iter([request.SerializeToString() for request in requests])
+        assert len([response async for response in call(sent, metadata=[("traceparent", PARENT)])]) == 4
         spans = [span for span in await it.spans(7) if span.kind == SERVER]
         assert {span.name for span in spans} == {"inference.GRPCInferenceService/ModelStreamInfer"}
         assert sorted((span.trace, span.parent, span.state, span.code) for span in spans) == [
@@ -288,9 +290,9 @@ async def test_errors(monkeypatch: pytest.MonkeyPatch) -> None:
             with pytest.raises(grpc.aio.AioRpcError):
                 await it.infer_grpc(model, 1)
             assert (await it.infer_rest(model, 1))[0] in (500, 404)
-        spans = {(one.name.split()[0], one.code): one for one in await it.spans(8) if one.kind == SERVER}
+        spans = {(span.name.split()[0], span.code): span for span in await it.spans(8) if span.kind == SERVER}
         method = "inference.GRPCInferenceService/ModelInfer"
-        assert {key: (one.is_error, one.attributes.get("error.type")) for key, one in spans.items()} == {
+        assert {key: (span.is_error, span.attributes.get("error.type")) for key, span in spans.items()} == {
             (method, "INTERNAL"): (True, "INTERNAL"),
             (method, "NOT_FOUND"): (False, None),
             ("POST", "INTERNAL"): (True, "500"),
@@ -315,7 +317,7 @@ async def test_a_model_that_calls_models(monkeypatch: pytest.MonkeyPatch, on_loo
             return [span.name, *(path(by_id[span.parent]) if span.parent in by_id else [])]
 
         (innermost,) = [
-            one for one in spans if one.name == "compute" and one.attributes["triglot.model.name"] == "inner"
+            span for span in spans if span.name == "compute" and span.attributes["triglot.model.name"] == "inner"
         ]
         assert path(innermost) == [
             "compute",
@@ -343,11 +345,11 @@ async def test_an_ensemble(monkeypatch: pytest.MonkeyPatch) -> None:
         assert np.frombuffer(answer.raw_output_contents[0], "<i4").tolist() == [12]
         spans = await it.spans(9)
         of_ensemble = [
-            one for one in spans if one.name == "compute" and one.attributes["triglot.model.name"] == "both"
+            span for span in spans if span.name == "compute" and span.attributes["triglot.model.name"] == "both"
         ]
         steps = [named(spans, "infer a"), named(spans, "infer b")]
-        assert {one.parent for one in steps} == {one.id for one in of_ensemble}
-        assert {one.kind for one in steps} == {INTERNAL}
+        assert {step.parent for step in steps} == {span.id for span in of_ensemble}
+        assert {step.kind for step in steps} == {INTERNAL}
 
 
 async def test_a_batch_is_one_span_with_links(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,24 +372,24 @@ async def test_a_batch_is_one_span_with_links(monkeypatch: pytest.MonkeyPatch) -
         running = asyncio.ensure_future(it.infer_grpc("batched", 0, traceparent=UNSAMPLED))
         await asyncio.to_thread(first.begun.wait, 20)
         parents = [f"00-{number:032x}-{number:016x}-01" for number in range(1, 4)]
-        others = [asyncio.ensure_future(it.infer_grpc("batched", 1, traceparent=one)) for one in parents]
+        others = [asyncio.ensure_future(it.infer_grpc("batched", 1, traceparent=parent)) for parent in parents]
         unsampled = asyncio.ensure_future(it.infer_grpc("batched", 1, traceparent=UNSAMPLED))
         await until(lambda: it.server.dataplane.queue_depth() == 4)
         first.gate.set()
         await asyncio.gather(running, unsampled, *others)
         spans = await it.spans(10)
         batch = named(spans, "batch")
-        calls = [one for one in spans if one.kind == SERVER]
-        assert sorted(batch.links) == sorted((one.trace, one.id) for one in calls)
+        calls = [span for span in spans if span.kind == SERVER]
+        assert sorted(batch.links) == sorted((call.trace, call.id) for call in calls)
         assert batch.attributes == {
             "triglot.model.name": "batched",
             "triglot.model.version": 1,
             "triglot.batch.size": 4,
             "triglot.batch.rows": 4,
         }
-        assert (batch.trace, batch.parent) in [(one.trace, one.id) for one in calls]
-        computed = [one for one in spans if one.name == "compute"]
-        assert [one.links for one in computed] == [[(batch.trace, batch.id)]] * 3
+        assert (batch.trace, batch.parent) in [(call.trace, call.id) for call in calls]
+        computed = [span for span in spans if span.name == "compute"]
+        assert [span.links for span in computed] == [[(batch.trace, batch.id)]] * 3
         assert said[-1] == f"00-{batch.trace}-{batch.id}-01"
 
 
@@ -456,7 +458,7 @@ async def test_a_refused_call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, r
         await it.post("/v1/models/gated:predict", {"instances": [1]}, traceparent=PARENT)
         await it.post("/grps/v1/infer/predict", GRPS_BODY | {"model": "gated-1"}, traceparent=PARENT)
         spans = await it.spans(6)
-        assert {(one.code, one.parent, one.kind) for one in spans} == {(refusal, PARENT[36:52], SERVER)}
-        assert len({one.name for one in spans}) == 6
+        assert {(span.code, span.parent, span.kind) for span in spans} == {(refusal, PARENT[36:52], SERVER)}
+        assert len({span.name for span in spans}) == 6
         model.gate.set()
         await asyncio.gather(*running)

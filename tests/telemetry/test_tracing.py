@@ -78,8 +78,8 @@ async def test_what_a_batch_waits_for(tmp_path: Path) -> None:
     assert all(traces.names(number) == WHOLE for number in (1, 2, 3))
     at = [{stamp["name"]: stamp["ns"] for stamp in traces.stamps(number)} for number in (1, 2, 3)]
     # The next batch may begin while the loop still makes answers of the first one's outputs.
-    assert all(one["COMPUTE_START"] >= at[0]["COMPUTE_OUTPUT_START"] for one in at[1:])
-    assert all(one["QUEUE_START"] < at[0]["COMPUTE_END"] for one in at[1:])
+    assert all(stamps["COMPUTE_START"] >= at[0]["COMPUTE_OUTPUT_START"] for stamps in at[1:])
+    assert all(stamps["QUEUE_START"] < at[0]["COMPUTE_END"] for stamps in at[1:])
 
 
 async def test_requests_that_fail(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ async def test_a_client_that_leaves(tmp_path: Path) -> None:
         asking = asyncio.create_task(client.infer("gated", 1))
         await until(model.begun.is_set)
         asking.cancel()
-        await until(lambda: not any(one.in_flight for one in client.server.telemetry.endpoints()))
+        await until(lambda: not any(endpoint.in_flight for endpoint in client.server.telemetry.endpoints()))
         model.gate.set()
     traces = Traces(tmp_path / "t")
     assert traces.names(1) == WHOLE
@@ -139,7 +139,7 @@ async def test_tensors(tmp_path: Path) -> None:
     assert asked["data"] == ",".join([*map(str, range(MAX_ELEMENTS)), "..."])
     assert answer["data"].startswith("0,2,4,")
     assert asked["shape"] == answer["shape"] == "2000"
-    assert not any("timestamps" in one for one in json.loads((tmp_path / "t").read_text()))
+    assert not any("timestamps" in event for event in json.loads((tmp_path / "t").read_text()))
 
 
 # --- models that call models ---

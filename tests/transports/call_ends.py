@@ -26,8 +26,8 @@ async def seen(call: Any, *, said: bool = True) -> Seen:
         if isinstance(call, grpc.aio.UnaryUnaryCall | grpc.aio.StreamUnaryCall):
             answers.append(await call)
         else:
-            async for one in call:
-                answers.append(one)  # noqa: PERF401 - what came before an error counts.
+            async for response in call:
+                answers.append(response)  # noqa: PERF401 - what came before an error counts.
     except (grpc.aio.AioRpcError, asyncio.CancelledError):
         pass
     assert tuple(await call.initial_metadata()) == ()

@@ -45,10 +45,10 @@ def joined(events: Iterable[Any]) -> Iterator[Any]:
             yield event
 
 
-def answered(one: Connection) -> None:
+def answered(connection: Connection) -> None:
     """Every request is."""
-    for number in list(one.streams):
-        one.out.headers(number, b"\x88", end=True)
+    for number in list(connection.streams):
+        connection.out.headers(number, b"\x88", end=True)
 
 
 def request(stream: int, body: bytes) -> bytes:
@@ -56,7 +56,7 @@ def request(stream: int, body: bytes) -> bytes:
     return frame(frames.HEADERS, frames.END_HEADERS, stream, BLOCK) + data(stream, body)
 
 
-def act(one: Connection, events: list[Any]) -> list[Any]:
+def act(connection: Connection, events: list[Any]) -> list[Any]:
     """What an owner does that answers at once, and what it saw: one stream after the other, each body as a whole.
 
     How streams follow each other is nobody's business, and depends on what comes together.
@@ -68,7 +68,7 @@ def act(one: Connection, events: list[Any]) -> list[Any]:
             seen.append(RequestReceived(event.stream, event.headers, ended=False))
             seen.append(Part(event.stream, event.body, ended=True))
         elif isinstance(event, Part):
-            one.consumed(event.stream, len(event.data))
+            connection.consumed(event.stream, len(event.data))
             if event.stream in bodies:
                 bodies[event.stream].data += event.data
                 bodies[event.stream].ended |= event.ended

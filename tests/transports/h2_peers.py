@@ -237,8 +237,8 @@ class Client:
     async def rest(self) -> list[Frame]:
         """All until the end."""
         got = []
-        while (one := await self.frame()) is not None:
-            got.append(one)
+        while (received_frame := await self.frame()) is not None:
+            got.append(received_frame)
         return got
 
     async def status(self, stream: int) -> dict[str, str]:

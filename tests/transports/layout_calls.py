@@ -175,22 +175,22 @@ class Client:
             for endpoint, kind, stats in self.served.server.telemetry.calls()
         }
         models = {
-            one.files.name: (
-                one.servable.statistics.success.count,
-                one.servable.statistics.fail.count,
-                one.servable.statistics.inference_count,
-                one.servable.statistics.execution_count,
-                one.servable.statistics.failures,
-                {rows: done.count for rows, done in one.servable.statistics.batches.items()},
+            version.files.name: (
+                version.servable.statistics.success.count,
+                version.servable.statistics.fail.count,
+                version.servable.statistics.inference_count,
+                version.servable.statistics.execution_count,
+                version.servable.statistics.failures,
+                {rows: done.count for rows, done in version.servable.statistics.batches.items()},
                 {
                     (read.name, *read.labels.items()): read.value
-                    for read in one.servable.readings()
+                    for read in version.servable.readings()
                     if read.counter
                 },
-                one.servable.leases,
+                version.servable.leases,
             )
-            for one in self.served.server.dataplane.versions(EVERYTHING)
-            if one.servable is not None
+            for version in self.served.server.dataplane.versions(EVERYTHING)
+            if version.servable is not None
         }
         return {"calls": calls, "models": models}
 

@@ -28,7 +28,7 @@ def channels(port: int, count: int) -> list[grpc.aio.Channel]:
 
 
 async def codes(calls: Iterable[Any]) -> Counter[str]:
-    return Counter([one.code for one in await asyncio.gather(*(seen(call, said=False) for call in calls))])
+    return Counter([outcome.code for outcome in await asyncio.gather(*(seen(call, said=False) for call in calls))])
 
 
 @pytest.mark.parametrize("count", [1, 4])

@@ -25,9 +25,9 @@ class Client:
 
     async def read(self) -> object:
         await asyncio.sleep(0)
-        for one in self._requests:
+        for request in self._requests:
             self.read_so_far += 1
-            return one
+            return request
         if self._error is not None:
             raise self._error
         return END
@@ -44,8 +44,8 @@ class Taker:
 
     def came(self) -> None:
         try:
-            while self.open and (one := self.requests.take()) is not None:
-                self.got.append(one)
+            while self.open and (taken := self.requests.take()) is not None:
+                self.got.append(taken)
         except InvalidArgument as error:
             self.errors.append(error)
 

@@ -210,7 +210,7 @@ async def garbage(shape: Shape, transport: str) -> list[object]:
             await until(lambda: not here.leases())
             gc.set_debug(gc.DEBUG_SAVEALL)
             gc.collect()
-            return [one for one in gc.garbage if type(one).__module__.startswith("triglot.")]
+            return [leaked for leaked in gc.garbage if type(leaked).__module__.startswith("triglot.")]
         finally:
             gc.set_debug(0)
             gc.garbage.clear()

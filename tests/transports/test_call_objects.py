@@ -41,7 +41,9 @@ class Held(triglot.Model):
 def living() -> Counter[str]:
     """Our own objects, by type."""
     return Counter(
-        type(one).__name__ for one in gc.get_objects() if str(type(one).__module__).startswith("triglot.")
+        type(tracked).__name__
+        for tracked in gc.get_objects()
+        if str(type(tracked).__module__).startswith("triglot.")
     )
 
 

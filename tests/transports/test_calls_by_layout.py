@@ -61,7 +61,7 @@ async def test_the_outputs_that_are_asked_for(protocol: str) -> None:
 async def test_what_is_wrong_with_a_request_is_told_each_time(protocol: str) -> None:
     async def calls(client: Client) -> list[Any]:
         wrong = [np.zeros((1, COLUMNS + 1), np.float32), np.zeros((5, COLUMNS), np.float32)]
-        asked = [("batched", one) for one in wrong] + [("nobody", array(0))]
+        asked = [("batched", request) for request in wrong] + [("nobody", array(0))]
         return [await client.ask(protocol, model, x) for model, x in asked for _ in range(3)]
 
     await alike(lambda: {"batched": Batched()}, calls)
@@ -166,8 +166,8 @@ class Stream:
 
     async def ask(self, *requests: bytes) -> list[str]:
         """What answers them, all sent before the first answer is read; without ids."""
-        for one in requests:
-            await self._call.write(one)
+        for request in requests:
+            await self._call.write(request)
         found = []
         for _ in requests:
             answer = await self._call.read()
@@ -193,12 +193,12 @@ async def test_requests_of_a_stream(transport: str, model: str) -> None:
     requests = [kserve(model, array(kind)) for kind in KINDS]
     async with served(transport, {model: MODELS[model]()}) as client:
         ordinary, quick = Stream(client), Stream(client)
-        expected = await ordinary.ask(*[named(one, str(at)) for at, one in enumerate(requests)])
+        expected = await ordinary.ask(*[named(request, str(at)) for at, request in enumerate(requests)])
         counts = client.counted()["calls"]
         found = await quick.ask(*requests)
         assert [await ordinary.end(), await quick.end()] == ["OK", "OK"]
         twice = client.counted()["calls"]
         await client.served.is_idle()
-    without = [one.replace("[request id: <id_unknown>] ", "") for one in found]
-    assert without == [re.sub(r"\[request id: \d+\] ", "", one) for one in expected]
+    without = [text.replace("[request id: <id_unknown>] ", "") for text in found]
+    assert without == [re.sub(r"\[request id: \d+\] ", "", text) for text in expected]
     assert {key: 2 * count[0] for key, count in counts.items()} == {key: count[0] for key, count in twice.items()}

@@ -23,8 +23,8 @@ from waiting import until
 
 @pytest.fixture
 async def server() -> AsyncIterator[Server]:
-    async with serving() as one:
-        yield one
+    async with serving() as served:
+        yield served
 
 
 def kserve(model: str, version: int, code: str) -> Key:
@@ -108,12 +108,12 @@ async def test_callers_who_leave(server: Server) -> None:
     posted.cancel()
     await asyncio.gather(posted, return_exceptions=True)
     stats = await server.settled()
-    assert {key: one.latency.count for key, one in stats.items()} == {
+    assert {key: stats.latency.count for key, stats in stats.items()} == {
         kserve("waits", 1, "CANCELLED"): 1,
         kserve_rest("waits", 1, "CANCELLED"): 1,
     }
     # One was at work, the other waited: which one, the transports decide.
-    executed = [one for one in stats.values() if one.compute is not None]
+    executed = [stats for stats in stats.values() if stats.compute is not None]
     assert len(executed) == 1
     assert executed[0].compute is not None
     assert 0 < executed[0].compute.sum <= executed[0].latency.sum
@@ -134,8 +134,8 @@ async def test_deadlines_and_full_queues(server: Server) -> None:
     assert expired.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     codes = ["OK", refused.value.code().name]
     # A call that was read late is left, by its client's clock, before the server's says so.
-    late_codes = [[*codes, one] for one in ("DEADLINE_EXCEEDED", "CANCELLED")]
-    assert await server.counted() in [{kserve("waits", 1, one): 1 for one in ended} for ended in late_codes]
+    late_codes = [[*codes, code] for code in ("DEADLINE_EXCEEDED", "CANCELLED")]
+    assert await server.counted() in [{kserve("waits", 1, code): 1 for code in ended} for ended in late_codes]
 
 
 async def test_a_rest_call_that_takes_too_long() -> None:
@@ -154,7 +154,7 @@ async def test_refused_calls_are_counted_with_their_method() -> None:
         server.waits.go_on.set()
         await first
         stats = await server.settled()
-        assert {key: one.latency.count for key, one in stats.items()} == {
+        assert {key: stats.latency.count for key, stats in stats.items()} == {
             kserve_rest("waits", 1, "OK"): 1,
             kserve_rest("echo", 0, "UNAVAILABLE"): 1,
         }
@@ -177,14 +177,14 @@ async def test_a_stream_of_requests(server: Server) -> None:
     assert len(answers) == 6
     stats = await server.settled()
     stream = "kserve", "GRPC", "ModelStreamInfer"
-    assert {key: one.latency.count for key, one in stats.items()} == {
+    assert {key: stats.latency.count for key, stats in stats.items()} == {
         (*stream, "echo", 1, "OK"): 1,
         (*stream, "nobody", 0, "NOT_FOUND"): 1,
         (*stream, "counts", 1, "OK"): 1,
         (*stream, "", 0, "INVALID_ARGUMENT"): 1,
     }
-    assert sum(one.bytes_in for one in stats.values()) == sum(map(len, requests))
-    assert sum(one.bytes_out for one in stats.values()) == sum(answer.ByteSize() for answer in answers)
+    assert sum(stats.bytes_in for stats in stats.values()) == sum(map(len, requests))
+    assert sum(stats.bytes_out for stats in stats.values()) == sum(answer.ByteSize() for answer in answers)
 
 
 async def test_a_stream_that_the_client_leaves(server: Server) -> None:
@@ -192,11 +192,11 @@ async def test_a_stream_that_the_client_leaves(server: Server) -> None:
     await call.read()
     call.cancel()
     stats = await server.settled()
-    (key, one), *more = stats.items()
+    (key, counts), *more = stats.items()
     assert key == ("kserve", "GRPC", "ModelStreamInfer", "counts", 1, "CANCELLED")
     assert not more
-    assert one.compute is not None
-    assert one.compute.sum > 0
+    assert counts.compute is not None
+    assert counts.compute.sum > 0
 
 
 async def test_a_grps_stream_that_the_client_leaves(server: Server) -> None:
@@ -257,7 +257,7 @@ async def test_tensorflow_serving_grpc(server: Server) -> None:
     await ask("Predict", predict)
     stats = await server.settled()
     protocol = "tfserving", "GRPC"
-    assert {key: one.latency.count for key, one in stats.items()} == {
+    assert {key: stats.latency.count for key, stats in stats.items()} == {
         (*protocol, "MultiInference", "half", 1, "OK"): 1,
         (*protocol, "Classify", "half", 1, "OK"): 1,
         (*protocol, "Classify", "half", 1, "INVALID_ARGUMENT"): 1,

@@ -100,7 +100,7 @@ async def infer(
     tensor = {"name": "x", "datatype": "FP32", "shape": [raw.size], "parameters": {"binary_data_size": raw.nbytes}}
     text = json.dumps({"parameters": {"binary_data_output": binary}, "inputs": [tensor]}).encode()
     headers = [(LENGTH, str(len(text)))]
-    headers += [("Accept-Encoding", one) for one in ([accept] if isinstance(accept, str) else accept or [])]
+    headers += [("Accept-Encoding", coding) for coding in ([accept] if isinstance(accept, str) else accept or [])]
     url = f"http://127.0.0.1:{server.server.rest_port}/{path}"
     async with (
         aiohttp.ClientSession(auto_decompress=False, skip_auto_headers=["Accept-Encoding"]) as session,

@@ -160,8 +160,8 @@ async def test_a_rest_connection_with_a_call_makes_no_room(transport: str) -> No
         assert await asyncio.wait_for(further.read(), SECONDS) == b""
         gated.gate.set()
         assert (await asyncio.wait_for(reader.readline(), SECONDS)).startswith(b"HTTP/1.1 200 ")
-        for one in (writer, other):
-            one.close()
+        for stream in (writer, other):
+            stream.close()
 
 
 @http

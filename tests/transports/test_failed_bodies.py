@@ -44,14 +44,14 @@ def kept(own: set[int]) -> tuple[int, str]:
     gc.set_debug(0)
     garbage, size, seen = gc.garbage[:], 0, set(own)
     gc.garbage.clear()
-    found = [*garbage, *(referent for one in garbage for referent in gc.get_referents(one))]
+    found = [*garbage, *(referent for item in garbage for referent in gc.get_referents(item))]
     while found:
-        one: Any = found.pop()
-        if id(one) not in seen and isinstance(one, bytes | bytearray | str | list | memoryview | np.ndarray):
-            seen.add(id(one))
-            size += sys.getsizeof(one)
-            found.append(one.obj if isinstance(one, memoryview) else getattr(one, "base", None))
-    frames = Counter(one.f_code.co_qualname for one in garbage if isinstance(one, FrameType))
+        item: Any = found.pop()
+        if id(item) not in seen and isinstance(item, bytes | bytearray | str | list | memoryview | np.ndarray):
+            seen.add(id(item))
+            size += sys.getsizeof(item)
+            found.append(item.obj if isinstance(item, memoryview) else getattr(item, "base", None))
+    frames = Counter(item.f_code.co_qualname for item in garbage if isinstance(item, FrameType))
     return size, f"{size} bytes: {dict(frames)}"
 
 

@@ -75,8 +75,8 @@ class Here:
         """So many requests, and all answers."""
 
         async def sending() -> AsyncIterator[bytes]:
-            for one in requests:
-                yield one
+            for body in requests:
+                yield body
 
         call = self.channel.stream_stream(PATH + name)(sending(), **{"timeout": SECONDS, **options})
         return await seen(call, said=said)

@@ -16,59 +16,59 @@ from triglot.transports.http2.core.receiving import RequestReceived, WholeReques
 
 
 def test_unknown_frames_settings_and_flags_say_nothing() -> None:
-    one = connection()
-    one.feed(greeting())
-    one.out.take()
+    server = connection()
+    server.feed(greeting())
+    server.out.take()
     unknown = frame(0xAB, 0xFF, 7, b"text") + frame(frames.SETTINGS, 0xFE, 0, b"\xab\xcd\x00\x00\x00\x01")
-    assert one.feed(unknown + frame(frames.PRIORITY, 0xFF, 9, bytes(5))) == []
-    assert one.out.take() == [frame(frames.SETTINGS, frames.ACK, 0)]
-    (event,) = one.feed(frame(frames.HEADERS, END_BOTH | 0xD2, 1, BLOCK))
+    assert server.feed(unknown + frame(frames.PRIORITY, 0xFF, 9, bytes(5))) == []
+    assert server.out.take() == [frame(frames.SETTINGS, frames.ACK, 0)]
+    (event,) = server.feed(frame(frames.HEADERS, END_BOTH | 0xD2, 1, BLOCK))
     assert isinstance(event, RequestReceived)
 
 
 def test_what_is_allowed_says_nothing_more() -> None:
-    one = connection()
-    one.feed(greeting())
-    one.out.take()
+    server = connection()
+    server.feed(greeting())
+    server.out.take()
     # The reserved bit, an error code that does not exist, a dependency on itself.
     reserved = frame(frames.HEADERS, frames.END_HEADERS, 1 | 1 << 31, BLOCK)
     on_itself = frame(frames.PRIORITY, 0, 1, (1).to_bytes(4) + b"\x10")
-    (began,) = one.feed(reserved + on_itself)
+    (began,) = server.feed(reserved + on_itself)
     assert isinstance(began, RequestReceived)
     assert began.stream == 1
-    (reset,) = one.feed(frame(frames.RST_STREAM, 0, 1, b"\0\0\0\xff"))
+    (reset,) = server.feed(frame(frames.RST_STREAM, 0, 1, b"\0\0\0\xff"))
     assert isinstance(reset, StreamReset)
     assert (reset.code, reset.by_us) == (0xFF, False)
-    (gone,) = one.feed(frame(frames.GOAWAY, 0, 0, bytes(4) + b"\0\0\0\xff" + b"why"))
+    (gone,) = server.feed(frame(frames.GOAWAY, 0, 0, bytes(4) + b"\0\0\0\xff" + b"why"))
     assert gone == GoneAway(0xFF, "why")
     # No answer to an answer, and the same bytes to a question.
-    one.feed(frames.ping(b"12345678", ack=True) + frames.ping(b"abcdefgh"))
-    assert one.out.take() == [frames.ping(b"abcdefgh", ack=True)]
+    server.feed(frames.ping(b"12345678", ack=True) + frames.ping(b"abcdefgh"))
+    assert server.out.take() == [frames.ping(b"abcdefgh", ack=True)]
 
 
 def test_of_several_windows_in_settings_the_last_one_counts() -> None:
-    one = connection()
+    server = connection()
     twice = frame(frames.SETTINGS, 0, 0, b"\0\4\0\0\0\x64" + b"\0\4\0\0\0\2")
-    one.feed(greeting() + twice + CLOSED)
-    one.out.take()
-    one.out.headers(1, b"\x88")
-    assert not one.out.data(1, [b"123"])
-    assert one.out.take()[1:] == [data(1, b"12", end=False)]
+    server.feed(greeting() + twice + CLOSED)
+    server.out.take()
+    server.out.headers(1, b"\x88")
+    assert not server.out.data(1, [b"123"])
+    assert server.out.take()[1:] == [data(1, b"12", end=False)]
 
 
 def test_data_after_a_reset_is_that_streams_fault_alone() -> None:
-    one = connection()
-    one.feed(greeting() + OPEN + frames.rst_stream(1, ErrorCode.CANCEL))
-    one.out.take()
-    assert one.feed(data(1, b"late")) == []
-    assert one.out.take() == [frames.rst_stream(1, ErrorCode.STREAM_CLOSED)]
-    assert not one.over
+    server = connection()
+    server.feed(greeting() + OPEN + frames.rst_stream(1, ErrorCode.CANCEL))
+    server.out.take()
+    assert server.feed(data(1, b"late")) == []
+    assert server.out.take() == [frames.rst_stream(1, ErrorCode.STREAM_CLOSED)]
+    assert not server.over
 
 
 @pytest.mark.parametrize("size", [frames.SMALLEST_MAX_FRAME, 100_000, 100_001])
 def test_how_large_a_frame_may_be(size: int) -> None:
-    one = connection(max_frame=100_000)
-    events = act(one, one.feed(greeting() + OPEN + data(1, bytes(size))))
+    server = connection(max_frame=100_000)
+    events = act(server, server.feed(greeting() + OPEN + data(1, bytes(size))))
     if size <= 100_000:
         assert events[1:] == [Part(1, bytes(size), ended=True)]
     else:
@@ -78,69 +78,69 @@ def test_how_large_a_frame_may_be(size: int) -> None:
 
 @pytest.mark.parametrize("padding", [0, 1, 255])
 def test_padding_alone_ends_a_request_too(padding: int) -> None:
-    one = connection()
+    server = connection()
     flags = frames.PADDED | frames.END_STREAM
     events = act(
-        one, one.feed(greeting() + OPEN + frame(frames.DATA, flags, 1, bytes([padding]) + bytes(padding)))
+        server, server.feed(greeting() + OPEN + frame(frames.DATA, flags, 1, bytes([padding]) + bytes(padding)))
     )
     assert events[1:] == [Part(1, b"", ended=True)]
 
 
 def test_a_block_that_changes_the_tables_size_is_read_each_time() -> None:
-    one = connection()
+    server = connection()
     small, large = b"\x3f\xa9\x01", b"\x3f\xe1\x1f"  # 200 and 4096 bytes.
-    one.feed(greeting())
+    server.feed(greeting())
     for number, size in ((1, small), (3, large), (5, small)):
-        one.feed(frame(frames.HEADERS, END_BOTH, number, size + BLOCK))
+        server.feed(frame(frames.HEADERS, END_BOTH, number, size + BLOCK))
     stored = b"\x40\x01a\x7f\x7b" + b"x" * 250
-    one.feed(frame(frames.HEADERS, END_BOTH, 7, BLOCK + stored))
-    assert not one.over
+    server.feed(frame(frames.HEADERS, END_BOTH, 7, BLOCK + stored))
+    assert not server.over
     # It was too large for the table.
-    assert isinstance(one.feed(frame(frames.HEADERS, END_BOTH, 9, BLOCK + b"\xbe"))[-1], ConnectionEnded)
+    assert isinstance(server.feed(frame(frames.HEADERS, END_BOTH, 9, BLOCK + b"\xbe"))[-1], ConnectionEnded)
 
 
 def test_whole_requests_keep_to_the_connections_window() -> None:
-    one = connection(connection_window=70_000, stream_window=100_000)
-    one.feed(greeting())
-    events = [event for number in range(1, 61, 2) for event in one.feed(request(number, bytes(5000)))]
+    server = connection(connection_window=70_000, stream_window=100_000)
+    server.feed(greeting())
+    events = [event for number in range(1, 61, 2) for event in server.feed(request(number, bytes(5000)))]
     assert sum(isinstance(event, WholeRequest) for event in events) == 30
-    one.feed(frame(frames.HEADERS, frames.END_HEADERS, 61, BLOCK) + data(61, bytes(20_000), end=False))
-    assert not one.over
-    (*_, ended) = one.feed(request(63, bytes(50_000)))
+    server.feed(frame(frames.HEADERS, frames.END_HEADERS, 61, BLOCK) + data(61, bytes(20_000), end=False))
+    assert not server.over
+    (*_, ended) = server.feed(request(63, bytes(50_000)))
     assert isinstance(ended, ConnectionEnded)
     assert ended.code is ErrorCode.FLOW_CONTROL_ERROR
 
 
 @pytest.mark.parametrize("narrow", ["stream", "connection", "socket"])
 def test_a_small_answer_keeps_to_every_window(narrow: str) -> None:
-    one = connection()
+    server = connection()
     window = {frames.Setting.INITIAL_WINDOW_SIZE: 5 if narrow == "stream" else 100_000}
-    one.feed(frames.PREFACE + frames.settings(window) + CLOSED)
+    server.feed(frames.PREFACE + frames.settings(window) + CLOSED)
     before = 0
     if narrow == "connection":
         before = frames.DEFAULT_WINDOW - 5
-        one.feed(frame(frames.HEADERS, END_BOTH, 3, BLOCK))
-        one.out.respond(3, b"\x88", [bytes(before)], before, b"\x88")
+        server.feed(frame(frames.HEADERS, END_BOTH, 3, BLOCK))
+        server.out.respond(3, b"\x88", [bytes(before)], before, b"\x88")
     elif narrow == "socket":
-        one.out.pause()
-    one.out.take()
-    one.out.respond(1, b"\x88", [b"123456789"], 9, b"\x88")
+        server.out.pause()
+    server.out.take()
+    server.out.respond(1, b"\x88", [b"123456789"], 9, b"\x88")
     first = [] if narrow == "socket" else [data(1, b"12345", end=False)]
-    assert one.out.take() == [frame(frames.HEADERS, frames.END_HEADERS, 1, b"\x88"), *first]
-    one.out.resume()
-    one.feed(frames.window_update(0, 100) + frames.window_update(1, 100))
+    assert server.out.take() == [frame(frames.HEADERS, frames.END_HEADERS, 1, b"\x88"), *first]
+    server.out.resume()
+    server.feed(frames.window_update(0, 100) + frames.window_update(1, 100))
     rest = data(1, b"123456789" if narrow == "socket" else b"6789", end=False)
-    assert one.out.take() == [rest, frame(frames.HEADERS, END_BOTH, 1, b"\x88")]
-    assert one.out.unsent == 0
+    assert server.out.take() == [rest, frame(frames.HEADERS, END_BOTH, 1, b"\x88")]
+    assert server.out.unsent == 0
 
 
 def test_padding_takes_no_room_for_ever() -> None:
-    one = connection(connection_window=70_000, stream_window=70_000)
-    one.feed(greeting() + OPEN)
+    server = connection(connection_window=70_000, stream_window=70_000)
+    server.feed(greeting() + OPEN)
     padded = frame(frames.DATA, frames.PADDED, 1, b"\xff" + b"x" + bytes(255))
-    came = b"".join(part.data for _ in range(600) for part in act(one, one.feed(padded)))
+    came = b"".join(part.data for _ in range(600) for part in act(server, server.feed(padded)))
     assert came == b"x" * 600
-    assert list(one.streams) == [1]
+    assert list(server.streams) == [1]
 
 
 def test_the_server_begins_with_its_settings() -> None:
@@ -153,10 +153,10 @@ def test_the_server_begins_with_its_settings() -> None:
 
 
 def test_a_block_in_many_frames_with_padding_and_priority() -> None:
-    one = connection()
+    server = connection()
     first = b"\x03" + bytes(5) + BLOCK[:7] + bytes(3)
     flags = frames.END_STREAM | frames.PADDED | frames.HAS_PRIORITY
-    events = one.feed(
+    events = server.feed(
         greeting()
         + frame(frames.HEADERS, flags, 1, first)
         + frame(frames.CONTINUATION, 0, 1, BLOCK[7:20])
@@ -171,8 +171,8 @@ def test_a_block_in_many_frames_with_padding_and_priority() -> None:
 
 def test_equal_blocks_mean_what_the_table_has_then() -> None:
     encoder, seen = hpack.Encoder(), []
-    one = connection()
-    one.feed(greeting())
+    server = connection()
+    server.feed(greeting())
     names = ["a", "a", "b", "b", "c", "c", "b", "a", "b", "b", "a", "a"]
     for at, name in enumerate(names):
         if at == 4:
@@ -180,18 +180,18 @@ def test_equal_blocks_mean_what_the_table_has_then() -> None:
         if at == 6:
             encoder.header_table_size = 4096
         made = encoder.encode([(":method", "POST"), (":scheme", "http"), (":path", name), ("name", name)])
-        (event,) = one.feed(frame(frames.HEADERS, END_BOTH, 2 * at + 1, made))
+        (event,) = server.feed(frame(frames.HEADERS, END_BOTH, 2 * at + 1, made))
         assert isinstance(event, RequestReceived)
         seen.append(dict(pairs_of(event.headers.fields))[b"name"].decode())
     assert seen == names
 
 
 def test_a_long_block_leaves_in_several_frames() -> None:
-    one = connection()
-    one.feed(greeting() + CLOSED)
-    one.out.take()
-    one.out.headers(1, bytes(40_000), end=True)
-    sent = b"".join(one.out.take())
+    server = connection()
+    server.feed(greeting() + CLOSED)
+    server.out.take()
+    server.out.headers(1, bytes(40_000), end=True)
+    sent = b"".join(server.out.take())
     at, got = 0, []
     while at < len(sent):
         length = int.from_bytes(sent[at : at + 3])
@@ -201,8 +201,8 @@ def test_a_long_block_leaves_in_several_frames() -> None:
 
 
 def test_a_request_that_is_there_is_one_event() -> None:
-    one = connection(stream_window=20)
-    events = one.feed(greeting() + b"".join(request(number, b"body") for number in (1, 3, 5)))
+    server = connection(stream_window=20)
+    events = server.feed(greeting() + b"".join(request(number, b"body") for number in (1, 3, 5)))
     assert [(event.stream, event.body) for event in events if isinstance(event, WholeRequest)] == [
         (1, b"body"),
         (3, b"body"),
@@ -210,23 +210,23 @@ def test_a_request_that_is_there_is_one_event() -> None:
     ]
     # Each of these is looked at more closely.
     refused = request(7, bytes(21)) + request(5, b"") + request(4, b"")
-    assert not any(isinstance(event, WholeRequest) for event in one.feed(refused))
-    assert frames.rst_stream(7, ErrorCode.FLOW_CONTROL_ERROR) in one.out.take()
+    assert not any(isinstance(event, WholeRequest) for event in server.feed(refused))
+    assert frames.rst_stream(7, ErrorCode.FLOW_CONTROL_ERROR) in server.out.take()
 
 
 def test_what_was_reset_is_not_answered() -> None:
     for answer in ("respond", "parts"):
-        one = connection()
-        one.feed(greeting() + request(1, b"1") + request(3, b"2") + frames.rst_stream(3, ErrorCode.CANCEL))
-        one.out.take()
+        server = connection()
+        server.feed(greeting() + request(1, b"1") + request(3, b"2") + frames.rst_stream(3, ErrorCode.CANCEL))
+        server.out.take()
         if answer == "respond":
-            one.out.respond(3, b"\x88", [b"1"], 1, b"\x88")
+            server.out.respond(3, b"\x88", [b"1"], 1, b"\x88")
         else:
-            one.out.headers(3, b"\x88")
-            assert one.out.data(3, [b"1"])
-            one.out.trailers(3, b"\x88")
-        assert one.out.take() == []
-        assert one.out.unsent == 0
+            server.out.headers(3, b"\x88")
+            assert server.out.data(3, [b"1"])
+            server.out.trailers(3, b"\x88")
+        assert server.out.take() == []
+        assert server.out.unsent == 0
 
 
 @pytest.mark.parametrize("kind", [frames.HEADERS, frames.CONTINUATION, 0xEE])
@@ -235,75 +235,79 @@ def test_the_largest_frame_that_may_come_has_room(kind: int, more: int) -> None:
     size = Limits().max_control_frame
     assert size + frames.HEAD_BYTES <= READ_BYTES
     size += more if kind != 0xEE else 0
-    one = connection(max_continuations=2)
-    one.feed(greeting() + CLOSED + (frame(frames.HEADERS, 0, 3) if kind == frames.CONTINUATION else b""))
-    events = one.feed(frame(kind, 0, 3, b"\x80" * size) + frame(frames.CONTINUATION, frames.END_HEADERS, 3))
+    server = connection(max_continuations=2)
+    server.feed(greeting() + CLOSED + (frame(frames.HEADERS, 0, 3) if kind == frames.CONTINUATION else b""))
+    events = server.feed(frame(kind, 0, 3, b"\x80" * size) + frame(frames.CONTINUATION, frames.END_HEADERS, 3))
     assert isinstance(events[-1], ConnectionEnded)
     known = kind != 0xEE
     assert events[-1].code is (ErrorCode.COMPRESSION_ERROR if known else ErrorCode.PROTOCOL_ERROR)
 
 
 def test_who_has_had_some_of_an_answer_may_leave() -> None:
-    one = connection(abuse_budget=10.0, abuse_budget_per_second=0.0, max_earned=0)
-    one.feed(greeting())
+    server = connection(abuse_budget=10.0, abuse_budget_per_second=0.0, max_earned=0)
+    server.feed(greeting())
     for number in range(1, 401, 2):
-        one.feed(request(number, b"1"))
-        one.out.headers(number, b"\x88")
-        one.out.data(number, [b"2"])
-        (event,) = one.feed(frames.rst_stream(number, ErrorCode.CANCEL))
+        server.feed(request(number, b"1"))
+        server.out.headers(number, b"\x88")
+        server.out.data(number, [b"2"])
+        (event,) = server.feed(frames.rst_stream(number, ErrorCode.CANCEL))
         assert type(event) is StreamReset
-    assert not one.over
+    assert not server.over
 
 
 def test_streams_that_are_reset_together_with_their_requests_are_refused_first() -> None:
-    one = connection(max_reset_running=10, abuse_budget=21.0, abuse_budget_per_second=0.0)
-    one.feed(greeting())
+    server = connection(max_reset_running=10, abuse_budget=21.0, abuse_budget_per_second=0.0)
+    server.feed(greeting())
     rapid = [request(at, b"1") + frames.rst_stream(at, ErrorCode.CANCEL) for at in range(1, 81, 2)]
-    one.out.take()
-    events = one.feed(b"".join(rapid[:30]))
+    server.out.take()
+    events = server.feed(b"".join(rapid[:30]))
     assert sum(isinstance(event, StreamReset) for event in events) == 10
-    assert one.out.take() == [frames.rst_stream(number, ErrorCode.REFUSED_STREAM) for number in range(21, 61, 2)]
+    assert server.out.take() == [
+        frames.rst_stream(number, ErrorCode.REFUSED_STREAM) for number in range(21, 61, 2)
+    ]
     # By the next bytes the owner has acted on them.
-    assert len(one.feed(b"".join(rapid[30:]))) == 20
-    assert not one.over
-    one = connection(max_reset_running=10, abuse_budget=20.0, abuse_budget_per_second=0.0)
-    (*_, ended) = one.feed(greeting() + b"".join(rapid[:30]))
+    assert len(server.feed(b"".join(rapid[30:]))) == 20
+    assert not server.over
+    server = connection(max_reset_running=10, abuse_budget=20.0, abuse_budget_per_second=0.0)
+    (*_, ended) = server.feed(greeting() + b"".join(rapid[:30]))
     assert isinstance(ended, ConnectionEnded)
     assert ended.code is ErrorCode.ENHANCE_YOUR_CALM
 
 
 def test_handlers_that_run_on_count_as_streams() -> None:
-    one = connection(max_reset_running=2)
-    one.feed(greeting())
-    one.track_handler()
-    one.track_handler()
-    one.out.take()
-    assert one.feed(request(1, b"1")) == []
-    assert one.out.take() == [frames.rst_stream(1, ErrorCode.REFUSED_STREAM)]
-    one.untrack_handler()
-    assert len(one.feed(request(3, b"1"))) == 1
+    server = connection(max_reset_running=2)
+    server.feed(greeting())
+    server.track_handler()
+    server.track_handler()
+    server.out.take()
+    assert server.feed(request(1, b"1")) == []
+    assert server.out.take() == [frames.rst_stream(1, ErrorCode.REFUSED_STREAM)]
+    server.untrack_handler()
+    assert len(server.feed(request(3, b"1"))) == 1
 
 
 def test_little_is_read_at_a_time_while_many_handlers_run_on() -> None:
-    one = connection()
-    one.feed(greeting())
+    server = connection()
+    server.feed(greeting())
     for _ in range(MANY_RUNNING + 1):
-        one.track_handler()
-    assert len(one.get_buffer()) == FEW_BYTES
-    first, *parts = act(one, one.feed(request(1, bytes(5000))))
+        server.track_handler()
+    assert len(server.get_buffer()) == FEW_BYTES
+    first, *parts = act(server, server.feed(request(1, bytes(5000))))
     assert isinstance(first, RequestReceived)
     assert parts == [Part(1, bytes(5000), ended=True)]
-    one.untrack_handler()
-    assert len(one.get_buffer()) > FEW_BYTES
+    server.untrack_handler()
+    assert len(server.get_buffer()) > FEW_BYTES
 
 
 def test_a_stream_explains_its_windows_and_what_comes_late() -> None:
-    one = connection(abuse_budget=1.0, abuse_budget_per_second=0.0)
-    one.feed(greeting())
+    server = connection(abuse_budget=1.0, abuse_budget_per_second=0.0)
+    server.feed(greeting())
     for number in range(1, 2001, 2):
-        one.feed(request(number, b"1") + frames.window_update(number, 5) * 2)
-        one.out.headers(number, b"\x88", end=True)
-        one.feed(frames.ping(bytes(8)) + frames.window_update(0, 5) + frames.rst_stream(number, ErrorCode.CANCEL))
-    assert not one.over
-    one.feed(frames.ping(bytes(8)) * 2)
-    assert one.over
+        server.feed(request(number, b"1") + frames.window_update(number, 5) * 2)
+        server.out.headers(number, b"\x88", end=True)
+        server.feed(
+            frames.ping(bytes(8)) + frames.window_update(0, 5) + frames.rst_stream(number, ErrorCode.CANCEL)
+        )
+    assert not server.over
+    server.feed(frames.ping(bytes(8)) * 2)
+    assert server.over

@@ -30,14 +30,14 @@ GOOD_FRAME = (
 
 @given(st.lists(ANY_FRAME | GOOD_FRAME | st.binary(max_size=30), max_size=20), st.booleans())
 def test_no_bytes_make_it_fail(parts: list[bytes], answers: bool) -> None:
-    one = connection()
-    one.feed(greeting())
+    server = connection()
+    server.feed(greeting())
     for part in parts:
-        act(one, one.feed(part))
-        if answers and not one.over:
-            answered(one)
-    sent = b"".join(one.out.take())
-    assert one.over == (sent != b"" and _kinds(sent)[-1] == frames.GOAWAY)
+        act(server, server.feed(part))
+        if answers and not server.over:
+            answered(server)
+    sent = b"".join(server.out.take())
+    assert server.over == (sent != b"" and _kinds(sent)[-1] == frames.GOAWAY)
 
 
 def _kinds(sent: bytes) -> list[int]:

@@ -89,11 +89,11 @@ async def test_answers_of_rest_that_nobody_reads() -> None:
         length = ("content-length", str(len(BODY)))
         statuses: Counter[str] = Counter()
         async with (
-            client_of(here.grpc_port, initial_window_size=0) as one,
+            client_of(here.grpc_port, initial_window_size=0) as first,
             client_of(here.grpc_port, initial_window_size=0) as other,
         ):
             for number in range(1, 41, 2):
-                for client in (one, other):
+                for client in (first, other):
                     await client.send(
                         client.raw_headers(number, fields("POST", INFER, length)), data(number, BODY)
                     )

@@ -226,8 +226,8 @@ def test_most_of_a_large_message_is_received_in_its_place_whatever_the_frames() 
     receiver.feed(greeting() + receiver.begin(1), SIZE)
     cuts = [body[at : at + 130_000] for at in range(0, len(body), 130_000)]
     receiver.feed(b"".join(frame(frames.DATA, 0, 1, cut) for cut in cuts), 10**6)
-    (one,) = receiver.readers[1].messages
-    assert bytes(one) == body[5:]  # type: ignore[arg-type]  # It is not packed.
+    (received,) = receiver.readers[1].messages
+    assert bytes(received) == body[5:]  # type: ignore[arg-type]  # It is not packed.
     assert receiver.placed >= SIZE - READ_BYTES
 
 
@@ -246,12 +246,12 @@ def test_what_is_read_after_a_reset_goes_nowhere() -> None:
     receiver.feed(greeting() + receiver.begin(1), SIZE)
     whole = frame(frames.DATA, 0, 1, message(bytes(READ_BYTES + 2 * DIRECT_BYTES)))
     receiver.feed(whole[:READ_BYTES], READ_BYTES)
-    one = receiver.connection
-    assert READ_BYTES < len(one.get_buffer()) < BULK_BYTES  # The message's own memory.
-    one.reset(1, frames.ErrorCode.CANCEL)
+    server = receiver.connection
+    assert READ_BYTES < len(server.get_buffer()) < BULK_BYTES  # The message's own memory.
+    server.reset(1, frames.ErrorCode.CANCEL)
     receiver.feed(whole[READ_BYTES:] + frames.ping(bytes(8)), READ_BYTES)
-    assert one.out.take()[-1] == frames.ping(bytes(8), ack=True)
-    assert not one.over
+    assert server.out.take()[-1] == frames.ping(bytes(8), ack=True)
+    assert not server.over
 
 
 def test_connections_share_what_they_read_into() -> None:
@@ -263,7 +263,7 @@ def test_connections_share_what_they_read_into() -> None:
         greeting()
         + receiver.begin(1)
         + b"".join(frame(frames.DATA, 0, 1, body[at : at + 16_384]) for at in range(0, len(body), 16_384))
-        for receiver, body in zip(receivers, (b"".join(map(message, one)) for one in sent), strict=True)
+        for receiver, body in zip(receivers, (b"".join(map(message, messages)) for messages in sent), strict=True)
     ]
     for at in range(0, max(map(len, streams)), 1001):
         for receiver, stream in zip(receivers, streams, strict=True):
@@ -274,21 +274,21 @@ def test_connections_share_what_they_read_into() -> None:
 
 def test_much_is_read_at_once_only_while_bodies_come_in_small_frames() -> None:
     receiver = Receiver()
-    one = receiver.connection
+    server = receiver.connection
     receiver.feed(greeting() + receiver.begin(1), SIZE)
-    assert len(one.get_buffer()) == READ_BYTES
+    assert len(server.get_buffer()) == READ_BYTES
     receiver.feed(frame(frames.DATA, 0, 1, message(b"x" * 10_000, size=SIZE)), SIZE)
-    assert len(one.get_buffer()) == BULK_BYTES
+    assert len(server.get_buffer()) == BULK_BYTES
     receiver.feed(frame(frames.DATA, 0, 1, bytes(DIRECT_BYTES)), SIZE)
-    assert len(one.get_buffer()) == READ_BYTES
+    assert len(server.get_buffer()) == READ_BYTES
 
 
 def test_a_connection_keeps_nothing_of_what_it_has_told() -> None:
-    one = Receiver().connection
-    one.feed(greeting() + Receiver().begin(1))
+    server = Receiver().connection
+    server.feed(greeting() + Receiver().begin(1))
     sent = frame(frames.DATA, 0, 1, b"a part")
-    one.get_buffer()[: len(sent)] = sent
-    (event,) = one.received(len(sent))
+    server.get_buffer()[: len(sent)] = sent
+    (event,) = server.received(len(sent))
     assert isinstance(event, DataReceived)
     part = weakref.ref(event.parts[0])
     del event

@@ -51,9 +51,9 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    one = Clock()
-    monkeypatch.setattr(protocol, "time", one)
-    return one
+    clock = Clock()
+    monkeypatch.setattr(protocol, "time", clock)
+    return clock
 
 
 async def test_what_came_soon_is_waited_for(yields: Yields, clock: Clock) -> None:

@@ -370,13 +370,13 @@ async def test_a_window_that_shrinks_below_zero() -> None:
 async def test_an_unread_stream_closes_its_window_and_no_other() -> None:
     async with served() as here:
         client = await greeted(here)
-        one = message(bytes(99_995))
-        await client.send(client.headers(1, "Both"), *(data(1, one, end=False) for _ in range(10)))
+        large_message = message(bytes(99_995))
+        await client.send(client.headers(1, "Both"), *(data(1, large_message, end=False) for _ in range(10)))
         await client.send(client.headers(3, "Echo"), data(3, message(b"1")))
         assert (await client.status(3))["grpc-status"] == "0"
         # Beyond what is given, it is the stream's fault alone.
-        too_many = (MAX_UNREAD_BYTES + DEFAULTS.stream_window) // len(one) + 1
-        await client.send(*(data(1, one, end=False) for _ in range(too_many)))
+        too_many = (MAX_UNREAD_BYTES + DEFAULTS.stream_window) // len(large_message) + 1
+        await client.send(*(data(1, large_message, end=False) for _ in range(too_many)))
         assert (await client.next(frames.RST_STREAM)).code is ErrorCode.FLOW_CONTROL_ERROR
         await client.send(client.headers(5, "Echo"), data(5, message(b"1")))
         assert (await client.status(5))["grpc-status"] == "0"

@@ -68,7 +68,7 @@ async def test_anything_in_any_order(seed: int) -> None:
         for _ in range(40):
             await converse(chosen, await here.client())
         assert await channel.unary_unary("/t.T/Echo")(b"1", timeout=SECONDS) == b"1"
-        if others := [one.closed for one in here.server.connections - kept]:
+        if others := [connection.closed for connection in here.server.connections - kept]:
             await asyncio.wait(others, timeout=SECONDS)
         assert here.server.connections == kept
         assert here.server.open_calls == here.server.request_bytes.held == 0

@@ -35,7 +35,7 @@ async def test_only_the_hostile_connection_ends(name: str, caplog: pytest.LogCap
         await hostile.close()
         assert here.server.open_calls == 0
         assert here.server.request_bytes.held == 0
-        if gone := [one.closed for one in here.server.connections if one.connection.over]:
+        if gone := [connection.closed for connection in here.server.connections if connection.connection.over]:
             await asyncio.wait(gone, timeout=SECONDS)
         assert here.server.unsent == 0
     assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
@@ -88,7 +88,7 @@ async def test_who_answers_no_ping_is_let_go_and_others_stay() -> None:
         assert [got.kind for got in await silent.rest()][-1] == frames.PING
         await silent.close()
         assert await echo(b"2", timeout=SECONDS) == b"2"
-        if others := [one.closed for one in here.server.connections - {kept}]:
+        if others := [connection.closed for connection in here.server.connections - {kept}]:
             await asyncio.wait(others, timeout=SECONDS)
         assert here.server.connections == {kept}
 

@@ -60,7 +60,7 @@ async def attack(name: str, authority: Authority) -> None:
         assert last == [code]
         await echoes(channel)
         await hostile.close()
-        if gone := [one.closed for one in here.server.connections - {kept}]:
+        if gone := [connection.closed for connection in here.server.connections - {kept}]:
             await asyncio.wait(gone, timeout=SECONDS)
         assert here.server.connections == {kept}
         assert here.server.open_calls == here.server.request_bytes.held == here.server.unsent == 0
@@ -222,12 +222,12 @@ async def test_who_does_not_agree_on_keys_is_let_go(name: str, authority: Author
         assert here.server._listener is not None
         here.server._listener._handshake_seconds = 1.0  # For those who come from now on.
         context = authority.client("h2")
-        for one in (hostile := [await by_hand(here, context) for _ in range(20)]):
-            await one.send(FIRST[name](one))
+        for client in (hostile := [await by_hand(here, context) for _ in range(20)]):
+            await client.send(FIRST[name](client))
         await echoes(channel)
-        for one in hostile:
-            await one.until_the_end()
-            one.leave()
+        for client in hostile:
+            await client.until_the_end()
+            client.leave()
         assert here.server.connections == {kept}
 
 

@@ -222,10 +222,10 @@ def test_a_field_that_is_larger_than_the_table_leaves_it_empty() -> None:
 def test_connections_share_the_fields_of_their_tables() -> None:
     """Each has a table of its own, but thousands of them may have the same entries."""
     blocks = [b"\x40\x04name\x05value", b"\xbe"]
-    (one, two), (again, _) = (
+    (first, two), (again, _) = (
         [decoded(decoder, block)[0] for block in blocks] for decoder in (Decoder(), Decoder())
     )
-    assert one is two is again
+    assert first is two is again
 
 
 def test_access_control_gets_the_fields_that_it_asks_for() -> None:

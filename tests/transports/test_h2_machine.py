@@ -98,26 +98,26 @@ class Pair(RuleBasedStateMachine):
 
     def at_server(self, event: Any) -> None:
         assert not isinstance(event, ConnectionEnded), event.text
-        one = self.streams[event.stream] if hasattr(event, "stream") else None
+        stream = self.streams[event.stream] if hasattr(event, "stream") else None
         if isinstance(event, RequestReceived | WholeRequest):
-            assert one is not None
+            assert stream is not None
             assert dict(pairs_of(event.headers.fields)) == {
                 name.encode(): value.encode() for name, value in REQUEST
             }
             if isinstance(event, WholeRequest):
-                one.received += event.body
-            one.received_all = isinstance(event, WholeRequest) or event.ended
+                stream.received += event.body
+            stream.received_all = isinstance(event, WholeRequest) or event.ended
         elif isinstance(event, Part):
-            assert one is not None
-            one.received += event.data
-            one.unread += len(event.data)
-            one.received_all = event.ended
+            assert stream is not None
+            stream.received += event.data
+            stream.unread += len(event.data)
+            stream.received_all = event.ended
         elif isinstance(event, RequestEnded):
-            assert one is not None
-            one.received_all = True
+            assert stream is not None
+            stream.received_all = True
         elif isinstance(event, StreamReset):
-            assert one is not None
-            assert one.reset, "nobody has"
+            assert stream is not None
+            assert stream.reset, "nobody has"
 
     def at_client(self, event: Any) -> None:
         if isinstance(event, h2.events.DataReceived):
@@ -138,7 +138,7 @@ class Pair(RuleBasedStateMachine):
 
     def sending(self, which: int) -> int | None:
         """A stream on which the client has not sent all."""
-        numbers = [number for number, one in self.streams.items() if not one.sent_all and not one.reset]
+        numbers = [number for number, stream in self.streams.items() if not stream.sent_all and not stream.reset]
         return numbers[which % len(numbers)] if numbers else None
 
     @rule(body=st.booleans())
@@ -146,9 +146,9 @@ class Pair(RuleBasedStateMachine):
         if len(self.server.streams) >= 15:
             return
         number = self.client.get_next_available_stream_id()
-        self.streams[number] = one = Exchange()
+        self.streams[number] = exchange = Exchange()
         self.client.send_headers(number, REQUEST, end_stream=not body)
-        one.sent_all = not body
+        exchange.sent_all = not body
 
     @rule(which=ANY, size=SIZES, padding=st.none() | st.integers(0, 255), end=st.booleans())
     def send(self, which: int, size: int, padding: int | None, end: bool) -> None:
@@ -173,7 +173,9 @@ class Pair(RuleBasedStateMachine):
 
     @rule(which=ANY)
     def cancel(self, which: int) -> None:
-        numbers = [number for number, one in self.streams.items() if not one.reset and not one.answered_all]
+        numbers = [
+            number for number, stream in self.streams.items() if not stream.reset and not stream.answered_all
+        ]
         if numbers:
             number = numbers[which % len(numbers)]
             self.client.reset_stream(number, ErrorCode.CANCEL)
@@ -228,7 +230,7 @@ class Pair(RuleBasedStateMachine):
 
     @rule(which=ANY)
     def give_room(self, which: int) -> None:
-        numbers = [number for number, one in self.streams.items() if one.unread]
+        numbers = [number for number, stream in self.streams.items() if stream.unread]
         if numbers:
             number = numbers[which % len(numbers)]
             self.server.consumed(number, self.streams[number].unread)
@@ -254,18 +256,20 @@ class Pair(RuleBasedStateMachine):
         self.server.out.resume()
         self.finish()
         # Room on each stream first, then for all of them: no settings, which would look at everything anew.
-        open_still = [number for number, one in self.streams.items() if not (one.reset or one.answered_all)]
+        open_still = [
+            number for number, stream in self.streams.items() if not (stream.reset or stream.answered_all)
+        ]
         for number in open_still:
             self.client.increment_flow_control_window(1_000_000, number)
             self.carry_all()
         self.client.increment_flow_control_window(100_000_000)
         self.finish()
-        for number, one in self.streams.items():
-            if not one.reset:
-                assert one.received == one.sent, number
-                assert one.received_all
-                assert bytes(one.answered) == one.answer
-                assert one.answered_all
+        for number, stream in self.streams.items():
+            if not stream.reset:
+                assert stream.received == stream.sent, number
+                assert stream.received_all
+                assert bytes(stream.answered) == stream.answer
+                assert stream.answered_all
         assert self.server.streams == {}
         assert self.server.out.unsent == 0
 

@@ -162,8 +162,8 @@ async def test_who_reads_nothing_is_not_read_from() -> None:
         transport: Any = client.writer.transport
         transport.pause_reading()
         assert connection._transport is not None
-        for one, option in ((transport, socket.SO_RCVBUF), (connection._transport, socket.SO_SNDBUF)):
-            one.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, option, 16_384)
+        for endpoint, option in ((transport, socket.SO_RCVBUF), (connection._transport, socket.SO_SNDBUF)):
+            endpoint.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, option, 16_384)
         await client.send(client.headers(1, "/no"))
         block = client.headers(3, "/no")[frames.HEAD_BYTES :]  # Indices alone: the same for all others.
         sent, enough = 1, False

@@ -35,7 +35,9 @@ def read(reader: MessageReader, body: bytes, cuts: list[int]) -> list[bytes]:
             reader.feed(memoryview(body)[at : at + size])
         at += size
         turn += 1
-    return [bytes(one.data if isinstance(one, CompressedMessage) else one) for one in reader.messages]
+    return [
+        bytes(message.data if isinstance(message, CompressedMessage) else message) for message in reader.messages
+    ]
 
 
 @given(
@@ -46,20 +48,22 @@ def test_any_cutting(sizes: list[tuple[int, int]], cuts: list[int]) -> None:
     if sum(size for size, _ in sizes) > 1000:
         cuts = [*cuts, 50_000]
     sent = [bytes([at]) * size for at, (size, _) in enumerate(sizes)]
-    body = b"".join(message(one, packed=packed) for one, (_, packed) in zip(sent, sizes, strict=True))
+    body = b"".join(message(content, packed=packed) for content, (_, packed) in zip(sent, sizes, strict=True))
     reader = MessageReader(200_000, BufferPool().take)
     assert read(reader, body, cuts) == sent
     assert reader.is_complete
-    assert [isinstance(one, CompressedMessage) for one in reader.messages] == [bool(packed) for _, packed in sizes]
+    assert [isinstance(message, CompressedMessage) for message in reader.messages] == [
+        bool(packed) for _, packed in sizes
+    ]
 
 
 def test_a_large_message_is_a_view_that_nobody_writes_to() -> None:
     reader = MessageReader(200_000, BufferPool().take)
     read(reader, message(bytes(100_000)), [1000])
-    (one,) = reader.messages
-    assert isinstance(one, memoryview)
-    assert one.readonly
-    assert one.nbytes == 100_000
+    (received,) = reader.messages
+    assert isinstance(received, memoryview)
+    assert received.readonly
+    assert received.nbytes == 100_000
 
 
 def test_room_grows_with_what_comes() -> None:
@@ -78,10 +82,10 @@ def test_room_grows_with_what_comes() -> None:
         assert room is not None
         assert len(room) == RESERVED_BYTES - 4
         reader.filled(RESERVED_BYTES - 4)
-    (one,) = reader.messages
-    assert len(one) == size
-    assert isinstance(one, memoryview)
-    assert one[RESERVED_BYTES - 1] == 7
+    (received,) = reader.messages
+    assert len(received) == size
+    assert isinstance(received, memoryview)
+    assert received[RESERVED_BYTES - 1] == 7
 
 
 def test_a_message_that_is_inflated_too_far_is_not() -> None:

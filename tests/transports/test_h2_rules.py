@@ -109,26 +109,26 @@ CONNECTION_ERRORS = {
 @pytest.mark.parametrize("name", CONNECTION_ERRORS)
 def test_connection_errors(name: str) -> None:
     code, wrong = CONNECTION_ERRORS[name]
-    one = connection()
-    one.feed(greeting() + CLOSED)
-    answered(one)  # Stream 1 is over.
+    server = connection()
+    server.feed(greeting() + CLOSED)
+    answered(server)  # Stream 1 is over.
     if name not in ("data on an idle stream", "reset of an idle stream", "window of an idle stream"):
-        one.feed(frame(frames.HEADERS, frames.END_HEADERS, 3, BLOCK))
-    one.out.take()
-    events = one.feed(wrong)
+        server.feed(frame(frames.HEADERS, frames.END_HEADERS, 3, BLOCK))
+    server.out.take()
+    events = server.feed(wrong)
     assert isinstance(events[-1], ConnectionEnded)
     assert events[-1].code == code
-    last = one.out.take()[-1]
+    last = server.out.take()[-1]
     assert last[3] == frames.GOAWAY
     assert int.from_bytes(last[13:17]) == code
-    assert one.feed(frames.ping(bytes(8))) == []
+    assert server.feed(frames.ping(bytes(8))) == []
 
 
 def test_more_than_the_connections_window_in_parts() -> None:
-    one = connection(connection_window=70_000, stream_window=100_000)
-    one.feed(greeting() + OPEN + data(1, bytes(30_000), end=False))
-    assert not one.over
-    (ended,) = one.feed(data(1, bytes(45_000)))
+    server = connection(connection_window=70_000, stream_window=100_000)
+    server.feed(greeting() + OPEN + data(1, bytes(30_000), end=False))
+    assert not server.over
+    (ended,) = server.feed(data(1, bytes(45_000)))
     assert isinstance(ended, ConnectionEnded)
     assert ended.code is ErrorCode.FLOW_CONTROL_ERROR
 
@@ -177,16 +177,16 @@ STREAM_ERRORS = {
 @pytest.mark.parametrize("name", STREAM_ERRORS)
 def test_stream_errors(name: str) -> None:
     code, wrong = STREAM_ERRORS[name]
-    one = connection(stream_window=100)
-    one.feed(greeting())
-    one.out.take()
-    events = one.feed(wrong)
-    assert frames.rst_stream(1, code) in one.out.take()
+    server = connection(stream_window=100)
+    server.feed(greeting())
+    server.out.take()
+    events = server.feed(wrong)
+    assert frames.rst_stream(1, code) in server.out.take()
     assert not any(isinstance(event, ConnectionEnded) for event in events)
     began = any(isinstance(event, RequestReceived) for event in events)
     assert any(isinstance(event, StreamReset) and event.by_us for event in events) == began
     # Others go on, and what was on its way to the stream is dropped.
-    events = one.feed(frames.rst_stream(1, ErrorCode.CANCEL) + frame(frames.HEADERS, END_BOTH, 3, BLOCK))
+    events = server.feed(frames.rst_stream(1, ErrorCode.CANCEL) + frame(frames.HEADERS, END_BOTH, 3, BLOCK))
     assert [event.stream for event in events if isinstance(event, RequestReceived)] == [3]
 
 

@@ -50,10 +50,10 @@ class Endless(Model):
 
 
 def request() -> bytes:
-    one = pb.ModelInferRequest(model_name="endless")
-    one.inputs.add(name="x", datatype="FP32", shape=[1])
-    one.raw_input_contents.append(bytes(4))
-    return one.SerializeToString()
+    request = pb.ModelInferRequest(model_name="endless")
+    request.inputs.add(name="x", datatype="FP32", shape=[1])
+    request.raw_input_contents.append(bytes(4))
+    return request.SerializeToString()
 
 
 @asynccontextmanager

@@ -67,9 +67,9 @@ async def test_rest_calls_after_each_size(sizes: Sequence[int]) -> None:
 BLOCK = b"\x88" + hpack.Encoder().encode([("a", "b")])
 
 
-def begins(one: Connection) -> list[bool]:
+def begins(connection: Connection) -> list[bool]:
     """Whether each header block that was sent begins with the size of the table."""
-    sent, begun = b"".join(one.out.take()), []
+    sent, begun = b"".join(connection.out.take()), []
     while sent:
         size, kind = int.from_bytes(sent[:3]), sent[3]
         if kind == frames.HEADERS:
@@ -93,33 +93,33 @@ def begins(one: Connection) -> list[bool]:
 def test_only_a_smaller_table_is_acknowledged_and_once(
     settings: list[dict[frames.Setting, int]], expected: bool
 ) -> None:
-    one = connection()
-    one.feed(greeting() + b"".join(map(frames.settings, settings)))
+    receiver = connection()
+    receiver.feed(greeting() + b"".join(map(frames.settings, settings)))
     for number in (1, 3):
-        one.feed(CLOSED[:5] + number.to_bytes(4) + CLOSED[9:])
-        one.out.headers(number, BLOCK, end=True)
-    assert begins(one) == [expected, False]
+        receiver.feed(CLOSED[:5] + number.to_bytes(4) + CLOSED[9:])
+        receiver.out.headers(number, BLOCK, end=True)
+    assert begins(receiver) == [expected, False]
 
 
 def test_a_table_that_is_smaller_for_the_time_of_one_frame() -> None:
-    one = connection()
+    receiver = connection()
     payload = b"".join(SIZE.to_bytes(2) + size.to_bytes(4) for size in (4096, 0, 4096))
-    one.feed(greeting() + frame(frames.SETTINGS, 0, 0, payload) + CLOSED)
-    one.out.headers(1, BLOCK, end=True)
-    assert begins(one) == [True]
+    receiver.feed(greeting() + frame(frames.SETTINGS, 0, 0, payload) + CLOSED)
+    receiver.out.headers(1, BLOCK, end=True)
+    assert begins(receiver) == [True]
 
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_trailers_that_wait_behind_data_for_a_window(whole: bool) -> None:
     """They were made before the table became smaller, and leave after it."""
-    one = connection()
-    one.feed(greeting(initial_window_size=1) + CLOSED)
+    receiver = connection()
+    receiver.feed(greeting(initial_window_size=1) + CLOSED)
     if whole:
-        one.out.respond(1, BLOCK, [b"body"], 4, BLOCK)
+        receiver.out.respond(1, BLOCK, [b"body"], 4, BLOCK)
     else:
-        one.out.headers(1, BLOCK)
-        one.out.data(1, [b"body"])
-        one.out.trailers(1, BLOCK)
-    assert begins(one) == [False]
-    one.feed(frames.settings({SIZE: 0}) + frames.window_update(1, 100))
-    assert begins(one) == [True]
+        receiver.out.headers(1, BLOCK)
+        receiver.out.data(1, [b"body"])
+        receiver.out.trailers(1, BLOCK)
+    assert begins(receiver) == [False]
+    receiver.feed(frames.settings({SIZE: 0}) + frames.window_update(1, 100))
+    assert begins(receiver) == [True]

@@ -178,9 +178,9 @@ async def test_who_sends_faster_than_it_reads_is_not_read_from() -> None:
             wire.send("POST", PATH, large, sized(large))
         http = here.server._http
         assert http is not None
-        (one,) = http.connections  # type: ignore[attr-defined]
-        await until(lambda: one._is_paused or not one.transport.is_reading())
-        assert one.ahead <= connection.MAX_AHEAD_BYTES + 2**18
+        (http_connection,) = http.connections  # type: ignore[attr-defined]
+        await until(lambda: http_connection._is_paused or not http_connection.transport.is_reading())
+        assert http_connection.ahead <= connection.MAX_AHEAD_BYTES + 2**18
         for _ in range(count):
             assert (await wire.answer()).status == 200
 

@@ -100,7 +100,7 @@ async def test_no_short_answer_overtakes_a_long_one_that_is_encoded_on_a_thread(
         url = f"{server.url}/models/numbers/generate_stream"
         async with server.session.post(url, json={"x": [1.0]}) as response:
             *documents, rest = (await response.text()).split("\n\n")
-    answers = [json.loads(one.removeprefix("data: "))["y"] for one in documents]
+    answers = [json.loads(document.removeprefix("data: "))["y"] for document in documents]
     first = [answer[0] if isinstance(answer, list) else answer for answer in answers]
     assert (first, rest) == ([at % 10 for at in range(COUNT)], "")
 

@@ -176,32 +176,32 @@ BLOCKS = {
 @pytest.mark.parametrize("size", [16 * KIB, 4 * MIB], ids=["CONTINUATION", "HEADERS"])
 def test_little_of_a_large_block_is_held_and_the_next_call_is_read(name: str, size: int) -> None:
     block, more = BLOCK + BLOCKS[name], literal(b"c", b"d", added=True)
-    one = connection(connection_window=70_000)
-    one.feed(greeting())
+    server = connection(connection_window=70_000)
+    server.feed(greeting())
     parts = [block[at : at + size] for at in range(0, len(block), size)]
     tracemalloc.start()
     for at, part in enumerate(parts):
         kind = frames.CONTINUATION if at else frames.HEADERS
-        assert one.feed(frame(kind, 0, 1, part)) == []
+        assert server.feed(frame(kind, 0, 1, part)) == []
         gc.collect()
         assert tracemalloc.get_traced_memory()[0] < MIB
     tracemalloc.stop()
-    (event,) = one.feed(frame(frames.CONTINUATION, frames.END_HEADERS, 1, more))
+    (event,) = server.feed(frame(frames.CONTINUATION, frames.END_HEADERS, 1, more))
     assert isinstance(event, RequestReceived)
     assert event.headers.too_large
-    (event,) = one.feed(frame(frames.HEADERS, END_BOTH, 3, BLOCK + b"\xbe"))
+    (event,) = server.feed(frame(frames.HEADERS, END_BOTH, 3, BLOCK + b"\xbe"))
     assert isinstance(event, RequestReceived)
     assert pairs_of(event.headers.fields)[-1] == (b"c", b"d")
 
 
 @pytest.mark.parametrize("size", [16 * KIB, MIB])
 def test_a_block_without_end_ends_the_connection(size: int) -> None:
-    one = connection()
-    one.feed(greeting() + frame(frames.HEADERS, 0, 1, BLOCK))
+    server = connection()
+    server.feed(greeting() + frame(frames.HEADERS, 0, 1, BLOCK))
     events: list[Any] = []
     count = 0
     while not events:
-        events = one.feed(frame(frames.CONTINUATION, 0, 1, literal(b"a", b"b" * (size - 10))))
+        events = server.feed(frame(frames.CONTINUATION, 0, 1, literal(b"a", b"b" * (size - 10))))
         count += 1
     assert isinstance(events[-1], ConnectionEnded)
     assert events[-1].code is ErrorCode.ENHANCE_YOUR_CALM

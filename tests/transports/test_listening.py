@@ -54,11 +54,11 @@ async def test_a_port_is_shared_only_where_that_is_meant() -> None:
     assert caught.value.errno == errno.EADDRINUSE
     # Each connection goes to one of the two, and either answers.
     both = [listener([first]), listener([second])]
-    for one in both:
-        one.start()
+    for bound in both:
+        bound.start()
     assert [await said(port, b"%d" % number) for number in range(20)] == [b"%d" % number for number in range(20)]
-    for one in both:
-        one.stop()
+    for bound in both:
+        bound.stop()
 
 
 async def test_what_has_come_before_the_end_is_served() -> None:
@@ -97,8 +97,8 @@ async def test_no_more_files(caplog: pytest.LogCaptureFixture) -> None:
             await until(lambda: "no connections for" in caplog.text)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        for one in taken:
-            os.close(one)
+        for descriptor in taken:
+            os.close(descriptor)
     asking.settimeout(SECONDS)
     assert await asyncio.to_thread(asking.recv, 10) == b"hello"
     asking.close()

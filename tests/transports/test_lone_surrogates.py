@@ -34,7 +34,7 @@ def spoiled(value: Any) -> Iterator[Any]:
     elif isinstance(value, dict):
         for key, item in value.items():
             yield from ({**value, key: other} for other in spoiled(item))
-            yield {(HALF + name if name == key else name): one for name, one in value.items()}
+            yield {(HALF + name if name == key else name): item for name, item in value.items()}
         yield {**value, HALF: 1}
         yield {**value, "more": HALF}
     elif isinstance(value, list):

@@ -48,7 +48,7 @@ async def by_grpc(here: Live) -> Any:
 
 async def by_stream(here: Live) -> Any:
     call = here.stream_infer(iter([request("m", raw(1, 2))]))
-    (answer,) = [one async for one in call]
+    (answer,) = [response async for response in call]
     return np.frombuffer(answer.infer_response.raw_output_contents[0], np.float32).tolist()
 
 

@@ -24,10 +24,13 @@ def accepted(client: socket.socket) -> list[int]:
     for name in Path("/proc/self/fd").iterdir():
         with suppress(OSError):
             if stat.S_ISSOCK(os.fstat(int(name.name)).st_mode):
-                with socket.socket(fileno=os.dup(int(name.name))) as one:
+                with socket.socket(fileno=os.dup(int(name.name))) as candidate:
                     # grpc's address is IPv6's of it.
-                    if one.type == socket.SOCK_STREAM and one.getpeername()[1:2] == client.getsockname()[1:2]:
-                        found.append(one.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+                    if (
+                        candidate.type == socket.SOCK_STREAM
+                        and candidate.getpeername()[1:2] == client.getsockname()[1:2]
+                    ):
+                        found.append(candidate.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
     return found
 
 

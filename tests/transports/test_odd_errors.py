@@ -134,7 +134,7 @@ async def test_an_odd_error_fails_its_calls_and_nothing_else(
     async with live({"m": model}) as server:
         # With batching these two make a batch.
         failures = await asyncio.gather(failure(server), failure(server))
-        assert [one.code() for one in failures] == [code, code]
+        assert [failure.code() for failure in failures] == [code, code]
         model.error = None
         await asyncio.gather(*[server.infer(request("m", FLOAT, shape=(1,))) for _ in range(2)])
         assert server.leases() == 0

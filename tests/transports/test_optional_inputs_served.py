@@ -58,9 +58,9 @@ class Listed(Batching):
     """Takes its batches as lists."""
 
     def infer_batch(self, inputs: Sequence[Mapping[str, Any]], _: Sequence[Call]) -> list[dict[str, Any]]:
-        self.batches.append((sorted({name for one in inputs for name in one}), len(inputs)))
+        self.batches.append((sorted({name for tensor in inputs for name in tensor}), len(inputs)))
         assert self.gate.wait(30)
-        return [Adding.infer(self, one) for one in inputs]
+        return [Adding.infer(self, tensor) for tensor in inputs]
 
 
 class Running(Adding):
@@ -114,7 +114,7 @@ async def by_kserve_stream(server: Live, model: str, values: Values) -> list[int
     async def sending() -> AsyncIterator[bytes]:
         yield message(model, values)
 
-    (answer,) = [one async for one in server.stream_infer(sending(), timeout=20)]
+    (answer,) = [response async for response in server.stream_infer(sending(), timeout=20)]
     assert not answer.error_message
     return numbers(answer.infer_response.SerializeToString())
 
@@ -194,13 +194,13 @@ INTERFACES: list[Ask] = [
 ]
 
 
-@pytest.mark.parametrize("ask", INTERFACES, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("ask", INTERFACES, ids=lambda function: function.__name__)
 async def test_every_interface_lets_it_be_omitted(server: Live, ask: Ask) -> None:
     assert await ask(server, "adding", {"x": [1, 2], "bias": [10, 20]}) == [11, 22]
     assert await ask(server, "adding", {"x": [1, 2]}) == [101, 102]
 
 
-@pytest.mark.parametrize("ask", INTERFACES, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("ask", INTERFACES, ids=lambda function: function.__name__)
 async def test_an_ensemble_hands_on_what_there_is(server: Live, ask: Ask) -> None:
     assert await ask(server, "chain", {"x": [1, 2], "bias": [10, 20]}) == [111, 122]
     assert await ask(server, "chain", {"x": [1, 2]}) == [201, 202]
@@ -249,7 +249,9 @@ async def test_a_batch_is_of_requests_with_the_same_inputs(kind: type[Batching])
     model = kind()
     async with live({"batching": model}) as server:
         values: list[Values] = [{"x": [n], "bias": [n]} if n % 2 else {"x": [n]} for n in range(8)]
-        asked = [asyncio.ensure_future(server.infer(message("batching", one, True), timeout=30)) for one in values]
+        asked = [
+            asyncio.ensure_future(server.infer(message("batching", value, True), timeout=30)) for value in values
+        ]
         (servable,) = [version.servable for version in server.server.manager.registry.versions()]
         assert servable is not None
         await until(lambda: servable.leases == 8)

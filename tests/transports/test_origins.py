@@ -126,7 +126,7 @@ async def test_others_do_as_before(tmp_path: Path, version: str, own: bool) -> N
         origin = {"host": f"localhost:{port}", "origin": f"http://localhost:{port}"}
         browser = {**origin, "sec-fetch-site": "same-origin", "user-agent": "Mozilla/5.0"} if own else {}
         inferring = [change for change in here.changes if change.operation is Operation.INFER]
-        for change in [*inferring, *(one for one in here.changes if one not in inferring)]:
+        for change in [*inferring, *(change for change in here.changes if change not in inferring)]:
             if not change.takes or change.path.endswith("/offline") or "/unload" in change.path:
                 continue
             status, text = await client.send(change.verb, change.path, change.body, JSON | browser)

@@ -84,7 +84,7 @@ class Lists(Raises):
         return self.answer(inputs)
 
     def infer_batch(self, requests: list[Any], calls: list[Any]) -> list[dict[str, Array]]:
-        return [self.answer(one) for one in requests]
+        return [self.answer(request) for request in requests]
 
 
 class Sequences(OnLoop):
@@ -139,8 +139,8 @@ async def test_its_calls_fail_and_the_next_are_answered(kind: str, name: str) ->
     async with live({"m": model, **others}) as server:
         model.error = ERRORS[name]
         assert await errors(server, "m") == [True, True]
-        for one in others:
-            assert await codes(server, one) == [grpc.StatusCode.INTERNAL] * 2
+        for other in others:
+            assert await codes(server, other) == [grpc.StatusCode.INTERNAL] * 2
         if not streams:
             assert await codes(server, "m") == [grpc.StatusCode.INTERNAL] * 2
             tensor = {"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}
@@ -148,12 +148,12 @@ async def test_its_calls_fail_and_the_next_are_answered(kind: str, name: str) ->
                 posted = [
                     group.create_task(status(server, "/models/m/infer", {"inputs": [tensor]})) for _ in range(2)
                 ]
-            assert [one.result() for one in posted] == [500, 500]
+            assert [task.result() for task in posted] == [500, 500]
         assert server.leases() == 0
         model.error = None
         assert await errors(server, "m") == [False, False]
-        for one in () if streams else ("m", *others):
-            assert await codes(server, one) == [grpc.StatusCode.OK] * 2
+        for other in () if streams else ("m", *others):
+            assert await codes(server, other) == [grpc.StatusCode.OK] * 2
 
 
 async def status(server: Live, path: str, body: object) -> int:

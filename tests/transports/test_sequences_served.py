@@ -77,8 +77,8 @@ def number(model: str, value: float, at: int, last: int, *, sequence_id: int = 5
 
 
 async def sending(*messages: bytes) -> AsyncIterator[bytes]:
-    for one in messages:
-        yield one
+    for line in messages:
+        yield line
 
 
 def value(response: pb.ModelInferResponse) -> float:
@@ -99,19 +99,19 @@ async def test_requests_of_a_stream_come_in_their_order() -> None:
             )
             for at in range(20)
         ]
-        answers = [one async for one in server.stream_infer(sending(*requests))]
-        assert [one.error_message for one in answers] == [""] * 20
+        answers = [response async for response in server.stream_infer(sending(*requests))]
+        assert [answer.error_message for answer in answers] == [""] * 20
         assert [length % 200_000 for length in model.lengths] == [*range(20)]
-        assert [one.infer_response.id for one in answers] == [str(at) for at in range(20)]
+        assert [answer.infer_response.id for answer in answers] == [str(at) for at in range(20)]
         assert server.leases() == 0
 
 
 async def test_a_decoupled_model_has_sequences_on_a_stream() -> None:
     async with live({"yielding": Yielding()}) as server:
         requests = [number("yielding", at + 1, at, 3) for at in range(4)]
-        answers = [one async for one in server.stream_infer(sending(*requests))]
-        assert [one.error_message for one in answers] == [""] * 8
-        assert [value(one.infer_response) for one in answers] == [1, 1, 3, 3, 6, 6, 10, 10]
+        answers = [response async for response in server.stream_infer(sending(*requests))]
+        assert [answer.error_message for answer in answers] == [""] * 8
+        assert [value(answer.infer_response) for answer in answers] == [1, 1, 3, 3, 6, 6, 10, 10]
 
 
 async def test_an_id_that_is_no_text_harms_nobody() -> None:
@@ -166,7 +166,7 @@ async def test_a_server_that_ends_lets_sequences_end_first(caplog: pytest.LogCap
     assert (
         "draining: readiness is off, requests are accepted for another 0 s, and new sequences are rejected" in said
     )
-    assert any(one.startswith("waiting up to ") for one in said)
+    assert any(line.startswith("waiting up to ") for line in said)
 
 
 async def test_a_server_does_not_wait_for_sequences_for_ever() -> None:

@@ -43,7 +43,7 @@ async def bidi_stream(server: Live) -> None:
 
 def calls() -> int:
     """Those in memory, whatever keeps them."""
-    return sum(isinstance(one, Call) for one in gc.get_objects())
+    return sum(isinstance(tracked, Call) for tracked in gc.get_objects())
 
 
 @pytest.mark.parametrize("end", [unary, server_stream, bidi_stream], ids=lambda end: end.__name__)

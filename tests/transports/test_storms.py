@@ -114,10 +114,10 @@ async def test_clients_that_leave_with_open_calls_and_come_again() -> None:
             for _ in range(3):
                 rows.gate.clear()
                 async with channels(port, 20) as made:
-                    calls = [one.unary_unary(f"{PATH}Held")(b"1") for one in made for _ in range(20)]
+                    calls = [channel.unary_unary(f"{PATH}Held")(b"1") for channel in made for _ in range(20)]
                     await asyncio.wait_for(rows.held.wait(), SECONDS)
                 assert Counter([await call.code() for call in calls]) == {grpc.StatusCode.CANCELLED: 400}
                 rows.gate.set()
                 async with channels(port, 20) as made:
-                    echoes = (one.unary_unary(f"{PATH}Echo")(b"1", timeout=LONG) for one in made)
+                    echoes = (channel.unary_unary(f"{PATH}Echo")(b"1", timeout=LONG) for channel in made)
                     assert await asyncio.gather(*echoes) == [b"1"] * 20

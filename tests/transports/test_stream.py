@@ -41,7 +41,10 @@ def final(answer: pb.ModelStreamInferResponse) -> bool:
 
 
 def values(answers: list[pb.ModelStreamInferResponse]) -> list[tuple[str, float]]:
-    return [(one.infer_response.id, VALUE.unpack(one.infer_response.raw_output_contents[0])[0]) for one in answers]
+    return [
+        (answer.infer_response.id, VALUE.unpack(answer.infer_response.raw_output_contents[0])[0])
+        for answer in answers
+    ]
 
 
 async def test_ordinary_models_answer_in_the_order_of_the_requests() -> None:

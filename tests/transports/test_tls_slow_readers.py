@@ -44,8 +44,12 @@ async def test_the_last_answer_before_a_connection_is_drained(authority: Authori
         await asyncio.wait([connection.closed], timeout=LONG)
         slow.writer.transport.resume_reading()  # type: ignore[attr-defined]  # It is a socket's.
         got = await slow.rest()
-        assert sum(len(one.payload) for one in got if one.kind == frames.DATA) == len(body)
-        assert [one.code for one in got if one.kind == frames.GOAWAY][-1] == ErrorCode.NO_ERROR
+        assert sum(
+            len(received_frame.payload) for received_frame in got if received_frame.kind == frames.DATA
+        ) == len(body)
+        assert [received_frame.code for received_frame in got if received_frame.kind == frames.GOAWAY][
+            -1
+        ] == ErrorCode.NO_ERROR
         await slow.close()
 
 

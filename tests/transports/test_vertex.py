@@ -243,7 +243,7 @@ SERVICE = "/google.cloud.aiplatform.v1.PredictionService/"
 
 
 def values(*given: Any) -> list[Any]:
-    return [json_format.ParseDict(one, VALUE()) for one in given]
+    return [json_format.ParseDict(instance, VALUE()) for instance in given]
 
 
 async def call(server: Live, method: str, request: Any) -> bytes:

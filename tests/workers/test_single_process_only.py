@@ -51,7 +51,7 @@ def test_traces_of_each_worker_are_in_a_file_of_its_own(tmp_path: Path) -> None:
     with Workers(models, *options) as workers:
         workers.on_each(lambda channel: infer(channel, "who"))
         workers.stop()
-    assert sorted(one.name for one in tmp_path.glob("traces*")) == ["traces-worker1.json", "traces-worker2.json"]
+    assert sorted(path.name for path in tmp_path.glob("traces*")) == ["traces-worker1.json", "traces-worker2.json"]
 
 
 def test_a_worker_that_says_nothing_does_not_keep_the_others_numbers_back(tmp_path: Path) -> None:

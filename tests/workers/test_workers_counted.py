@@ -72,10 +72,10 @@ def test_all_workers_tell_the_same_sums(tmp_path: Path, transport: str) -> None:
             batches = sum(batch.compute_infer.count for batch in stats.batch_stats)
             return stats.inference_count, stats.execution_count, stats.inference_stats.success.count, batches
 
-        for one in workers.on_each(counts):
-            assert len(set(one)) == 1
+        for counts_of_workers in workers.on_each(counts):
+            assert len(set(counts_of_workers)) == 1
             # The search for a connection to each takes calls, too.
-            assert one[0] > total
+            assert counts_of_workers[0] > total
         document = workers.overview()
         (row,) = document["models"]
         assert row["requests"] == document["totals"]["requests"] == row["protocols"]["kserve"] >= total
@@ -175,9 +175,9 @@ def test_exemplars_are_of_any_worker(tmp_path: Path, monkeypatch: pytest.MonkeyP
             parse: Any = text_string_to_metric_families  # It has no types.
             families = {family.name: family for family in parse(answer.read().decode())}
         for name in ("triglot_request_seconds", "triglot_queue_seconds", "triglot_compute_seconds"):
-            samples = [one for one in families[name].samples if one.labels["model"] == "who"]
-            (last,) = [one.value for one in samples if one.labels.get("le") == "+Inf"]
+            samples = [sample for sample in families[name].samples if sample.labels["model"] == "who"]
+            (last,) = [sample.value for sample in samples if sample.labels.get("le") == "+Inf"]
             assert last == total
-            examples = [one.exemplar for one in samples if one.exemplar is not None]
+            examples = [sample.exemplar for sample in samples if sample.exemplar is not None]
             assert examples
-            assert len({one.labels["trace_id"] for one in examples}) == len(examples)
+            assert len({example.labels["trace_id"] for example in examples}) == len(examples)

@@ -104,11 +104,11 @@ def test_sigterm_lets_calls_of_all_workers_end(tmp_path: Path, transport: str) -
     gate.open("load")
     with Workers(tmp_path, "--grpc-transport", transport) as workers:
         first, second = workers.pids()
-        with workers.at(first) as one, workers.at(second) as other:
+        with workers.at(first) as first_client, workers.at(second) as other:
             answered: list[int] = []
             callers = [
                 threading.Thread(target=lambda at=at, value=value: answered.append(infer(at, "gate", value)))
-                for value, at in ((1, one), (2, other))
+                for value, at in ((1, first_client), (2, other))
             ]
             for caller in callers:
                 caller.start()

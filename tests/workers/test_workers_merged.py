@@ -80,22 +80,22 @@ def samples(found: Any) -> dict[str, float]:
     ],
 )
 def test_what_becomes_of_two_values(name: str, kind: str, expected: dict[str, float]) -> None:
-    one, other = (page(name, kind, (name, {"m": "a"}, value)) for value in (2, 3))
-    assert samples(merged_pages([(1, one), (2, other)])) == expected
+    first, other = (page(name, kind, (name, {"m": "a"}, value)) for value in (2, 3))
+    assert samples(merged_pages([(1, first), (2, other)])) == expected
 
 
 def test_what_one_worker_alone_has_stays() -> None:
-    one = page("x", "counter", ("x_total", {"m": "a"}, 2))
+    first = page("x", "counter", ("x_total", {"m": "a"}, 2))
     other = page("x", "counter", ("x_total", {"m": "b"}, 3))
     third = page("y", "gauge", ("y", {}, 1), plain=("y",))
-    found = merged_pages([(1, one), (2, other), (3, third)])
+    found = merged_pages([(1, first), (2, other), (3, third)])
     assert samples(found) == {"x_total m=a": 2, "x_total m=b": 3, "y worker=3": 1}
     assert found["plain"] == ["y"]
 
 
 def test_of_families_of_one_name_and_two_kinds_the_first_is_taken() -> None:
-    one, other = page("x", "counter", ("x_total", {}, 2)), page("x", "gauge", ("x", {}, 3))
-    assert samples(merged_pages([(1, one), (2, other)])) == {"x_total": 2}
+    first, other = page("x", "counter", ("x_total", {}, 2)), page("x", "gauge", ("x", {}, 3))
+    assert samples(merged_pages([(1, first), (2, other)])) == {"x_total": 2}
 
 
 def test_only_what_grows_is_kept_of_workers_that_are_gone() -> None:
@@ -105,7 +105,7 @@ def test_only_what_grows_is_kept_of_workers_that_are_gone() -> None:
         counter = page("x", "counter", ("x_total", {"m": "a"}, value))
         gauge = page("triglot_queue_depth", "gauge", ("triglot_queue_depth", {}, value))
         of_triton = page("nv_inference_count", "unknown", ("nv_inference_count", {"model": "a"}, value))
-        families = [one["families"][0] for one in (counter, gauge, of_triton)]
+        families = [page_of_worker["families"][0] for page_of_worker in (counter, gauge, of_triton)]
         past.add({METRICS: {"families": families, "plain": []}, TFSERVING_METRICS: counter})
     assert samples(past.total(TFSERVING_METRICS)) == {"x_total m=a": 5}
     living = page("x", "counter", ("x_total", {"m": "b"}, 1))
@@ -167,13 +167,13 @@ def test_means_over_requests_count_by_their_requests() -> None:
     both = metrics(30, 10.0), metrics(10, 50.0)
 
     def last(name: str) -> float | None:
-        reports = [json.loads(json.dumps(series_report(one, name))) for one in both]
+        reports = [json.loads(json.dumps(series_report(page_of_worker, name))) for page_of_worker in both]
         series = merged_series(reports)
         assert series is not None
         assert len(series["data"]) == 174
         assert series["data"][-1][1] == merged_value(reports)
         assert series["data"][-2][1] == 0
-        return merged_value([series_report(one, name, last=True) for one in both])
+        return merged_value([series_report(page_of_worker, name, last=True) for page_of_worker in both])
 
     assert last("*qps") == 40
     assert last("*latency_avg(ms)") == 20
@@ -183,14 +183,18 @@ def test_means_over_requests_count_by_their_requests() -> None:
 @pytest.mark.parametrize(("kind", "expected"), [("avg", 3), ("max", 4), ("min", 2), ("inc", 6), ("cdf", 4)])
 def test_models_own_metrics(kind: str, expected: float) -> None:
     reports = [
-        series_report(one, "own") for one in (metrics(1, 1, 2, kind), metrics(1, 1), metrics(1, 1, 4, kind))
+        series_report(page_of_worker, "own")
+        for page_of_worker in (metrics(1, 1, 2, kind), metrics(1, 1), metrics(1, 1, 4, kind))
     ]
     assert reports[1] is None
     assert merged_value(reports) == expected
 
 
 def test_values_of_another_kind_are_left_out() -> None:
-    reports = [series_report(one, "own") for one in (metrics(1, 1, 2, "max"), metrics(1, 1, 4, "cdf"))]
+    reports = [
+        series_report(page_of_worker, "own")
+        for page_of_worker in (metrics(1, 1, 2, "max"), metrics(1, 1, 4, "cdf"))
+    ]
     assert merged_value(reports) == 2
     assert merged_series([None, None]) is None
     assert merged_value([None]) is None

@@ -37,12 +37,12 @@ def test_limits_of_a_client_are_for_all_workers(tmp_path: Path, transport: str) 
     options = ("--access", str(file), "--grpc-transport", transport)
     with Workers(tmp_path / "models", *options) as workers:
         first, second = workers.pids()
-        with workers.at(first) as one, workers.at(second) as other:
-            call(one, "once", "who").result()
+        with workers.at(first) as first_client, workers.at(second) as other:
+            call(first_client, "once", "who").result()
             refused = call(other, "once", "who").exception()
             assert isinstance(refused, grpc.RpcError)
             assert refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-            running = call(one, "one", "gate", 7)
+            running = call(first_client, "one", "gate", 7)
             gate.wait_until_it_waits(7)
             refused = call(other, "one", "who").exception()
             assert refused.details() == "too many open calls of client 'one': at most 1"

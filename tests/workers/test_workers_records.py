@@ -35,5 +35,5 @@ def test_each_worker_has_files_of_its_own(tmp_path: Path) -> None:
     first, second = (logs_in(tmp_path, f"r-w{number}") for number in (1, 2))
     assert len(first) + len(second) == calls
     pids = [{log.predict_log.response.outputs["y"].tensor_content for log in logs} for logs in (first, second)]
-    assert [len(one) for one in pids] == [2, 2]
+    assert [len(pid) for pid in pids] == [2, 2]
     assert not pids[0] & pids[1]

@@ -25,10 +25,10 @@ class Named:
 
     def request(self):
         inputs = []
-        for one in self.inputs:
-            values = np.array(one["data"], {"FP32": "f4", "FP64": "f8", "INT32": "i4"}[one["datatype"]])
-            inputs.append(InferInput(one["name"], one["shape"], one["datatype"]))
-            inputs[-1].set_data_from_numpy(values.reshape(one["shape"]), binary_data=False)
+        for tensor in self.inputs:
+            values = np.array(tensor["data"], {"FP32": "f4", "FP64": "f8", "INT32": "i4"}[tensor["datatype"]])
+            inputs.append(InferInput(tensor["name"], tensor["shape"], tensor["datatype"]))
+            inputs[-1].set_data_from_numpy(values.reshape(tensor["shape"]), binary_data=False)
         return InferRequest(self.name, inputs)
 
     def assert_answered(self, response):
@@ -61,7 +61,7 @@ async def check_v2_over_grpc(k):
 
 
 async def check_v1_over_rest(k):
-    named = {one["name"]: np.array(one["data"]).reshape(one["shape"]).tolist() for one in k.inputs}
+    named = {tensor["name"]: np.array(tensor["data"]).reshape(tensor["shape"]).tolist() for tensor in k.inputs}
     (rows, *more) = named.values()
     body = {"inputs": named} if more else {"instances": rows}
     answer = await k.rest_v1.infer(k.url, body, model_name=k.name)

@@ -17,11 +17,11 @@ REFUSED = ("InferenceServerClient.register_cuda_shared_memory",)
 """Functions that a server without a GPU refuses."""
 
 
-def _public(one):
+def _public(kind):
     """Name → function as it stands in the class or one of its bases, `staticmethod` and the like around it."""
-    names = {name for name in dir(one) if not name.startswith("_")} - set(dir(Exception))
-    found = {name: inspect.getattr_static(one, name) for name in sorted(names)}
-    return {name: value for name, value in found.items() if callable(getattr(one, name))}
+    names = {name for name in dir(kind) if not name.startswith("_")} - set(dir(Exception))
+    found = {name: inspect.getattr_static(kind, name) for name in sorted(names)}
+    return {name: value for name, value in found.items() if callable(getattr(kind, name))}
 
 
 def _is_own(value):
@@ -41,15 +41,17 @@ class Calls:
     def __init__(self, module, *functions_of, more=(), but=()):
         self.missing = set()
         classes = {
-            one for name, one in inspect.getmembers(module, inspect.isclass) if name[0] != "_" and _is_own(one)
+            member
+            for name, member in inspect.getmembers(module, inspect.isclass)
+            if name[0] != "_" and _is_own(member)
         }
-        for one in {*classes, *more}:
-            if one.__name__ in NOT_CALLED or one.__name__ in but:
+        for kind in {*classes, *more}:
+            if kind.__name__ in NOT_CALLED or kind.__name__ in but:
                 continue
-            if one.__name__ in MADE:
-                one.__init__ = self._noting(one.__name__, one.__init__)
-            for name, value in _public(one).items():
-                setattr(one, name, self._noting(f"{one.__name__}.{name}", value))
+            if kind.__name__ in MADE:
+                kind.__init__ = self._noting(kind.__name__, kind.__init__)
+            for name, value in _public(kind).items():
+                setattr(kind, name, self._noting(f"{kind.__name__}.{name}", value))
         for other in functions_of:
             for name, value in inspect.getmembers(other, inspect.isfunction):
                 if not name.startswith("_") and name not in NOT_CALLED and value.__module__ == other.__name__:

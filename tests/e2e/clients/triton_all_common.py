@@ -48,7 +48,9 @@ async def check_every_model_is_ready(t):
 async def check_metadata_of_models(t):
     metadata = await t.json("get_model_metadata", "simple", "1")
     assert metadata["platform"] == "onnxruntime_onnx"
-    assert [(one["name"], one["datatype"], list(map(int, one["shape"]))) for one in metadata["inputs"]] == [
+    assert [
+        (tensor["name"], tensor["datatype"], list(map(int, tensor["shape"]))) for tensor in metadata["inputs"]
+    ] == [
         ("INPUT0", "INT32", [-1, 16]),
         ("INPUT1", "INT32", [-1, 16]),
     ]
@@ -60,7 +62,9 @@ async def check_config(t):
     simple = await t.config("simple", "1")
     assert (simple["name"], simple["platform"], simple["max_batch_size"]) == ("simple", "onnxruntime_onnx", 8)
     assert simple["backend"] == "onnxruntime"
-    described = [(one["name"], one["data_type"], list(map(int, one["dims"]))) for one in simple["input"]]
+    described = [
+        (tensor["name"], tensor["data_type"], list(map(int, tensor["dims"]))) for tensor in simple["input"]
+    ]
     assert described == [("INPUT0", "TYPE_INT32", [16]), ("INPUT1", "TYPE_INT32", [16])]
     assert int(simple["version_policy"]["latest"]["num_versions"]) == 1
     assert "dynamic_batching" not in simple
@@ -84,7 +88,7 @@ async def check_config_of_models_without_a_file(t):
     assert (onnx["name"], onnx["backend"], onnx["default_model_filename"]) == (
         "auto_onnx", "onnxruntime", "model.onnx",
     )  # fmt: skip
-    assert [one["name"] for one in onnx["input"]] == ["INPUT0", "INPUT1"]
+    assert [tensor["name"] for tensor in onnx["input"]] == ["INPUT0", "INPUT1"]
     python = await t.config("auto_python")
     assert (python["max_batch_size"], python["backend"]) == (4, "python")
     assert "dynamic_batching" in python
@@ -121,9 +125,9 @@ async def check_batches_of_several_rows(t):
 async def check_inputs_are_described_and_filled_later(t):
     first, second = (t.empty(f"INPUT{at}", [1, 16], np.int32) for at in (0, 1))
     assert (first.name(), first.datatype(), list(first.shape())) == ("INPUT0", "INT32", [1, 16])
-    for one in (first, second):
-        one.set_shape([2, 16])
-        one.set_data_from_numpy(np.ones((2, 16), np.int32))
+    for tensor in (first, second):
+        tensor.set_shape([2, 16])
+        tensor.set_data_from_numpy(np.ones((2, 16), np.int32))
     wanted = t.wanted("OUTPUT0")
     assert wanted.name() == "OUTPUT0"
     result = await t.client.infer("simple", [first, second], outputs=[wanted])
@@ -160,7 +164,7 @@ async def check_strings_packed_by_hand(t):
 
 async def check_datatypes_as_numpy_has_them(t):
     metadata = await t.json("get_model_metadata", "simple_int8")
-    assert {utils.triton_to_np_dtype(one["datatype"]) for one in metadata["inputs"]} == {np.int8}
+    assert {utils.triton_to_np_dtype(tensor["datatype"]) for tensor in metadata["inputs"]} == {np.int8}
 
 
 async def check_python_identity(t):
@@ -225,7 +229,7 @@ async def check_classification(t):
     result = await t.client.infer("classifier", [t.input("scores", scores)], outputs=wanted)
     found = result.as_numpy("prob")
     assert found.shape == (2, 2)
-    texts = [[one.decode().split(":") for one in row] for row in found]
+    texts = [[label.decode().split(":") for label in row] for row in found]
     assert [[(index, label) for _, index, label in row] for row in texts] == [
         [("1", "beagle"), ("3", "black swan")],
         [("0", "tabby cat"), ("1", "beagle")],

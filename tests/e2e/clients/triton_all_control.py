@@ -65,10 +65,10 @@ async def check_strings_in_shared_memory(t):
     try:
         shared_memory.set_shared_memory_region(given, [packed])
         await t.client.register_system_shared_memory("words", f"/words_{t.kind}", 2 * size)
-        one, wanted = t.empty("INPUT0", [1, 3], np.object_), t.wanted("OUTPUT0")
-        one.set_shared_memory("words", size)
+        tensor, wanted = t.empty("INPUT0", [1, 3], np.object_), t.wanted("OUTPUT0")
+        tensor.set_shared_memory("words", size)
         wanted.set_shared_memory("words", size, offset=size)
-        await t.client.infer("simple_identity", [one], outputs=[wanted])
+        await t.client.infer("simple_identity", [tensor], outputs=[wanted])
         found = shared_memory.get_contents_as_numpy(given, np.object_, [1, 3], size)
         assert_same(found, text)
         await t.client.unregister_system_shared_memory("words")
@@ -126,7 +126,7 @@ async def check_load_with_a_partial_config(t):
     await t.client.load_model("auto_onnx", config=json.dumps({"max_batch_size": "16"}))
     found = await t.config("auto_onnx")
     assert found["max_batch_size"] == 16
-    assert [one["name"] for one in found["output"]] == ["OUTPUT0", "OUTPUT1"]
+    assert [tensor["name"] for tensor in found["output"]] == ["OUTPUT0", "OUTPUT1"]
     result = await t.client.infer("auto_onnx", t.pair(1, 2, np.float32))
     assert result.as_numpy("OUTPUT0").tolist() == [[3] * 16]
     call = t.client.load_model("auto_onnx", config='{"max_batch_sice": 3}')
@@ -149,8 +149,8 @@ async def check_unload_of_a_step_and_its_dependents(t):
 
 async def check_statistics(t):
     def duration(stats, name):
-        one = stats["inference_stats"].get(name, {})
-        return one.get("count", 0), one.get("ns", 0)
+        counts = stats["inference_stats"].get(name, {})
+        return counts.get("count", 0), counts.get("ns", 0)
 
     before = (await t.statistics("simple", "1"))[0]
     for _ in range(3):
@@ -165,7 +165,7 @@ async def check_statistics(t):
     assert duration(after, "success")[1] > duration(before, "success")[1]
     assert after["inference_count"] - before.get("inference_count", 0) == 6
     assert after["execution_count"] - before.get("execution_count", 0) == 3
-    sizes = {one["batch_size"]: one["compute_infer"]["count"] for one in after["batch_stats"]}
+    sizes = {batch["batch_size"]: batch["compute_infer"]["count"] for batch in after["batch_stats"]}
     assert sizes[2] >= 3
     assert after["last_inference"] > 0
     assert after["last_inference"] >= before.get("last_inference", 0)
@@ -176,7 +176,7 @@ async def check_statistics(t):
 
 
 async def check_statistics_of_all_models(t):
-    found = {one["name"] for one in await t.statistics("")}
+    found = {stats["name"] for stats in await t.statistics("")}
     assert found == set(triton_all_common.MODELS)
     await t.refused(t.client.get_inference_statistics("nope"), "nope", grpc="NOT_FOUND", http=404)
 

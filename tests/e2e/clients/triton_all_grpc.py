@@ -67,14 +67,14 @@ async def check_explicit_contents(t):
             tensor = request.inputs.add(name=f"INPUT{at}", datatype="INT32", shape=[1, 16])
             tensor.contents.int_contents[:] = [value] * 16
         text = service_pb2.ModelInferRequest(model_name="simple_identity")
-        one = text.inputs.add(name="INPUT0", datatype="BYTES", shape=[1, 2])
-        one.contents.bytes_contents[:] = [b"explicit", b""]
+        added = text.inputs.add(name="INPUT0", datatype="BYTES", shape=[1, 2])
+        added.contents.bytes_contents[:] = [b"explicit", b""]
         with grpc.insecure_channel(t.address) as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
             return stub.ModelInfer(request, timeout=SECONDS), stub.ModelInfer(text, timeout=SECONDS)
 
     numbers, words = await asyncio.to_thread(run)
-    found = {one.name: raw for one, raw in zip(numbers.outputs, numbers.raw_output_contents, strict=True)}
+    found = {added.name: raw for added, raw in zip(numbers.outputs, numbers.raw_output_contents, strict=True)}
     assert np.frombuffer(found["OUTPUT0"], np.int32).tolist() == [42] * 16
     assert np.frombuffer(found["OUTPUT1"], np.int32).tolist() == [18] * 16
     assert words.raw_output_contents[0] == b"\x08\0\0\0explicit\0\0\0\0"
@@ -216,7 +216,7 @@ async def check_a_stream_of_sequences(t):
     for number in numbers:
         for model, last in (("simple_sequence", 15), ("accumulator", 15 + number)):
             mine = [result for result, _ in found if result.get_response().id == f"{model} {number}"]
-            assert [one.as_numpy("OUTPUT").item() for one in mine] == [1, 3, 6, 10, last]
+            assert [result.as_numpy("OUTPUT").item() for result in mine] == [1, 3, 6, 10, last]
 
 
 async def check_a_stream_that_is_cancelled(t):

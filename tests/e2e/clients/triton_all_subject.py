@@ -45,12 +45,12 @@ class AllSubject(triton_subject.Subject):
     async def statistics(self, model, version=""):
         """Those of one model, with integers."""
         answer = await self.json("get_inference_statistics", model, version)
-        return [_plain(one) for one in answer["model_stats"]]
+        return [_plain(stats) for stats in answer["model_stats"]]
 
     async def settings(self, method, *arguments):
         """Settings as name → value, however the client says it."""
         answer = await self.json(method, *arguments)
-        return answer if self.http else {key: _value(one) for key, one in answer["settings"].items()}
+        return answer if self.http else {key: _value(setting) for key, setting in answer["settings"].items()}
 
 
 def _value(setting):
@@ -63,9 +63,9 @@ def _value(setting):
 def _plain(value):
     """gRPC's JSON has 64-bit integers as text."""
     if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
+        return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     return int(value) if isinstance(value, str) and value.isdecimal() else value
 
 

@@ -35,9 +35,9 @@ class Subject:
 
 
 def tensor(module, value):
-    one = module.InferInput("x", [1, 1], "FP32")
-    one.set_data_from_numpy(np.array([[value]], dtype=np.float32))
-    return [one]
+    input_tensor = module.InferInput("x", [1, 1], "FP32")
+    input_tensor.set_data_from_numpy(np.array([[value]], dtype=np.float32))
+    return [input_tensor]
 
 
 def flags(at, last):
@@ -106,7 +106,7 @@ async def check_a_stream_keeps_the_order_of_each_sequence(t):
     answers = await asyncio.to_thread(stream)
     assert [error for _, error in answers if error is not None] == []
     for (model, _), sequence_id in ids.items():
-        sums = [sum_of(one) for one, _ in answers if one.get_response().id == f"{model} {sequence_id}"]
+        sums = [sum_of(answer) for answer, _ in answers if answer.get_response().id == f"{model} {sequence_id}"]
         assert sums == np.cumsum(range(20)).tolist(), (model, sums)
 
 
@@ -178,8 +178,8 @@ async def check_metadata_has_only_what_clients_send_and_get(t):
     async with aio_client.InferenceServerClient(t.grpc) as client:
         for model in MODELS:
             metadata = await client.get_model_metadata(model)
-            assert [one.name for one in metadata.inputs] == ["x"], model
-            assert [one.name for one in metadata.outputs] == ["y"], model
+            assert [tensor.name for tensor in metadata.inputs] == ["x"], model
+            assert [output.name for output in metadata.outputs] == ["y"], model
 
 
 @asynccontextmanager

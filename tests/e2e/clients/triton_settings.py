@@ -94,7 +94,9 @@ async def check_requests_are_traced(t):
         assert f"not {name}" not in t.traces()
         activities = [record["activity"] for record in records if "activity" in record]
         assert activities == ["TENSOR_QUEUE_INPUT", "TENSOR_BACKEND_OUTPUT"]
-        (names,) = [[stamp["name"] for stamp in one["timestamps"]] for one in records if "timestamps" in one]
+        (names,) = [
+            [stamp["name"] for stamp in record["timestamps"]] for record in records if "timestamps" in record
+        ]
         assert (names[0], names[-1]) == ("REQUEST_START", "REQUEST_END")
         assert records[-1]["tensor"] == {"name": "y", "data": "3.5", "shape": "1", "dtype": "FP32"}
         await trace_settings(client, model_name="half_plus_two", settings=UNTRACED)

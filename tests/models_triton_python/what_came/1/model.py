@@ -25,7 +25,10 @@ class TritonPythonModel:
             "parameters": request.parameters(),
             "outputs": sorted(request.requested_output_names()),
             "model": [request.model_name(), request.model_version()],
-            "inputs": [[one.name(), one.shape(), one.triton_dtype(), one.is_cpu()] for one in request.inputs()],
+            "inputs": [
+                [tensor.name(), tensor.shape(), tensor.triton_dtype(), tensor.is_cpu()]
+                for tensor in request.inputs()
+            ],
             "bias": pb_utils.get_input_tensor_by_name(request, "BIAS") is not None,
             "cancelled": request.is_cancelled(),
             "trace": request.trace().get_context(),
@@ -39,6 +42,6 @@ class TritonPythonModel:
             pb_utils.Tensor("OTHER", np.array([["é".encode()]], dtype=np.bytes_)),
         ]
         return pb_utils.InferenceResponse(
-            [one for one in tensors if one.name() in request.requested_output_names()],
+            [tensor for tensor in tensors if tensor.name() in request.requested_output_names()],
             parameters={"words": 2, "short": True, "of": "it"},
         )
