@@ -491,10 +491,10 @@ def main(words: Sequence[str] | None = None) -> int:
             print(error, file=sys.stderr)
             return 1
         right &= held <= LIMIT
-        said = "as it should be" if held <= LIMIT else WRONG
+        verdict = "as it should be" if held <= LIMIT else WRONG
         print(
             f"{way.name:>25}: {held / 1024:8.1f} KiB a connection, {len(way.make()) / 1024:8.1f} KiB sent, "
-            f"{stayed} stayed, {said}",
+            f"{stayed} stayed, {verdict}",
             flush=True,
         )
     return 0 if right else 1

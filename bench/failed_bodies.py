@@ -157,9 +157,9 @@ def measure(way: Way, transport: str, requests: int) -> str:
             asyncio.run(send(port, way, body, requests))
             most = _resident(server)
             after = _rested(server, before)
-    said = "as it should be" if after - before < ALLOWED else WRONG
+    verdict = "as it should be" if after - before < ALLOWED else WRONG
     sizes = " → ".join(f"{size / MIB:.0f}" for size in (before, warm, most, after))
-    return f"  {way.name:>24} over {transport}: {requests} requests, {sizes} MiB, {said}"
+    return f"  {way.name:>24} over {transport}: {requests} requests, {sizes} MiB, {verdict}"
 
 
 def _resident(server: servers.Server) -> int:

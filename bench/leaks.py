@@ -249,10 +249,10 @@ def line(growth: Growth) -> str:
     calls = growth.slice_calls * SLICES
     meant = f"{calls} calls" if growth.meant == calls else f"{growth.meant} of {calls} calls"
     first, last = (growth.resident[at] / 2**20 for at in (0, -1))
-    said = "as it should be" if growth.right else WRONG
+    verdict = "as it should be" if growth.right else WRONG
     return (
         f"  {growth.shape.name:>10}: {growth.slope:7.0f} bytes a call, {meant}, "
-        f"{first:.1f} → {last:.1f} MiB, {said}"
+        f"{first:.1f} → {last:.1f} MiB, {verdict}"
     )
 
 

@@ -16,7 +16,7 @@ _SLOPE = re.compile(r"\s*(?P<shape>.+): +(?P<bytes>-?\d+) bytes a call, .*, (?P<
 _LIMITS = re.compile(r"less than (\d+) bytes a call wanted, more than (\d+) of what keeps (\d+)")
 
 
-def said(folder: Path) -> Iterator[tuple[str, str]]:
+def quoted_lines(folder: Path) -> Iterator[tuple[str, str]]:
     """Yield the lines with a goal, each after the name of its file."""
     for file in sorted(folder.glob("*.txt")):
         yield from ((file.name, line.strip()) for line in _lines(file) if ", goal" in line)

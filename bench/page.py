@@ -180,7 +180,7 @@ def page(
             scenario.title,
             report.markdown(columns(scenario), rows(scenario, measured)),
         ]
-    said = [f"- [{name}]({name}): {line}" for name, line in other_results.said(folder)]
-    if said:
-        parts += ["## Other benches", "\n".join(said)]
+    other_lines = [f"- [{name}]({name}): {line}" for name, line in other_results.quoted_lines(folder)]
+    if other_lines:
+        parts += ["## Other benches", "\n".join(other_lines)]
     return "\n\n".join(parts) + "\n"

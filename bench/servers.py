@@ -278,11 +278,11 @@ class Checkout:
 
 @cache
 def _options(checkout: Checkout) -> frozenset[str]:
-    said = checkout.run("-m", "triglot", "serve", "--help")
+    help_text = checkout.run("-m", "triglot", "serve", "--help")
     where = checkout.run("-c", "import triglot; print(triglot.__file__)").strip()
     if not Path(where).is_relative_to(checkout.path):
         raise BenchError(f"{checkout.path} has no server/triglot; Python finds {where}")
-    return frozenset(re.findall(r"--[a-z][a-z0-9-]*", said))
+    return frozenset(re.findall(r"--[a-z][a-z0-9-]*", help_text))
 
 
 @contextlib.contextmanager

@@ -198,9 +198,9 @@ class Soak:
             await kind.make(self._calls)
         except Exception as error:
             seconds = time.monotonic() - began
-            said = f"{time.strftime('%H:%M:%S')} {name} after {seconds:.2f} s: {type(error).__name__} {error}"
-            (self._result.failed if kind.good else self._result.unexpected).append(said)
-            print(self._result.transport, "good" if kind.good else "bad", said, file=sys.stderr, flush=True)
+            text = f"{time.strftime('%H:%M:%S')} {name} after {seconds:.2f} s: {type(error).__name__} {error}"
+            (self._result.failed if kind.good else self._result.unexpected).append(text)
+            print(self._result.transport, "good" if kind.good else "bad", text, file=sys.stderr, flush=True)
         else:
             self._result.calls[name] += 1
         finally:
@@ -305,10 +305,10 @@ def lines(results: Sequence[Result]) -> Iterator[str]:
         yield f"{result.transport}: {'as it should be' if result.good else 'WRONG'}"
         made = ", ".join(f"{name} {number:,}" for name, number in result.calls.most_common())
         yield f"calls: {made}"
-        for what, said in (("failed", result.failed), ("not as expected", result.unexpected)):
-            yield from (f"{what}: {text}" for text in said[:SHOWN])
-            if len(said) > SHOWN:
-                yield f"{what}: {len(said) - SHOWN} more"
+        for what, texts in (("failed", result.failed), ("not as expected", result.unexpected)):
+            yield from (f"{what}: {text}" for text in texts[:SHOWN])
+            if len(texts) > SHOWN:
+                yield f"{what}: {len(texts) - SHOWN} more"
 
 
 def _end_soaks(*_: object) -> None:
@@ -337,9 +337,9 @@ def main(words: Sequence[str] | None = None) -> int:
         except BenchError as error:
             print(error, file=sys.stderr)
             return 1
-    said = ["", *lines(results)]
-    print(*said, sep="\n")
-    given.output.write_text("\n".join([*head, *said, ""]), encoding="utf-8")
+    report_lines = ["", *lines(results)]
+    print(*report_lines, sep="\n")
+    given.output.write_text("\n".join([*head, *report_lines, ""]), encoding="utf-8")
     for result in results:
         print(result.transport, "logged:", result.log, sep="\n", file=sys.stderr)
     return 0 if all(result.good for result in results) else 1

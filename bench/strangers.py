@@ -106,10 +106,10 @@ async def strangers(port: int, path: str, cores: frozenset[int]) -> AsyncIterato
                 raise BenchError("the strangers did not come")
         yield refused
         async with asyncio.timeout(SECONDS):
-            said = (await process.communicate(b""))[0].decode().strip()
-        if not said.isdecimal():
-            raise BenchError(f"strangers: {said}")
-        refused.calls = int(said)
+            output = (await process.communicate(b""))[0].decode().strip()
+        if not output.isdecimal():
+            raise BenchError(f"strangers: {output}")
+        refused.calls = int(output)
     finally:
         if process.returncode is None:
             process.kill()

@@ -272,15 +272,15 @@ def growth(shape: leaks.Shape, slope: int, meant: float = 1.0) -> str:
 
 def test_what_other_benches_say(tmp_path: Path) -> None:
     assert not other_results.rows(tmp_path)
-    assert not list(other_results.said(tmp_path))
+    assert not list(other_results.quoted_lines(tmp_path))
     ok, error, *_ = leaks.SHAPES
-    said = [
+    expected = [
         f"less than {leaks.LIMIT:.0f} bytes a call wanted, more than {leaks.SEEN:.0f} of what keeps {leaks.KEPT}"
     ]
-    said += ["", "h2", growth(ok, -12), growth(error, 1500), growth(leaks.CONTROL, 4100)]
-    said += ["", "aio", growth(ok, 0), growth(error, 1023, 0.95), growth(leaks.CONTROL, 3000)]
-    said += ["", "few", growth(ok, 0), growth(error, 5, 0.5), growth(leaks.CONTROL, 4100, 0.5)]
-    (tmp_path / "leaks.txt").write_text("\n".join(said))
+    expected += ["", "h2", growth(ok, -12), growth(error, 1500), growth(leaks.CONTROL, 4100)]
+    expected += ["", "aio", growth(ok, 0), growth(error, 1023, 0.95), growth(leaks.CONTROL, 3000)]
+    expected += ["", "few", growth(ok, 0), growth(error, 5, 0.5), growth(leaks.CONTROL, 4100, 0.5)]
+    (tmp_path / "leaks.txt").write_text("\n".join(expected))
     starts = [Started("h2", [0.85, 0.95], [2**20 * 91]), Started("aio", [1.2], [2**20 * 90])]
     (tmp_path / "lifecycle.txt").write_text("\n".join(map(lifecycle.start_line, starts)))
     (tmp_path / "batching.txt").write_text("a table\nbatched / unbatched: 12.2, goal 8\n")

@@ -75,7 +75,7 @@ async def test_an_open_loop_misses_answers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "wanted"),
+    ("batching", "wanted"),
     [
         (Batching("none", on=False), None),
         (Batching("by hand", delay=0.002, sizes=(8,)), DynamicBatching((8,), 0.002)),

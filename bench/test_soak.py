@@ -49,8 +49,8 @@ def test_a_process_that_was_replaced_is_wrong() -> None:
 def test_failures_are_listed() -> None:
     result = soaked()
     result.failed += [f"12:00:{number} unary" for number in range(30)]
-    said = list(lines([result]))
+    report = list(lines([result]))
     assert not result.good
-    assert "h2: WRONG" in said
-    assert said.count("failed: 12:00:7 unary") == 1
-    assert said[-1] == "failed: 10 more"
+    assert "h2: WRONG" in report
+    assert report.count("failed: 12:00:7 unary") == 1
+    assert report[-1] == "failed: 10 more"

@@ -32,13 +32,13 @@ both = pytest.mark.parametrize("on_loop", [False, True], ids=["thread", "loop"])
 
 
 class Function(triglot.Model):
-    """A model with input `x`, output `y` and the given `infer`; `said` sets further attributes."""
+    """A model with input `x`, output `y` and the given `infer`; `attributes` are set on it too."""
 
     inputs, outputs = X, Y
 
-    def __init__(self, infer: Callable[..., Any], **said: Any) -> None:
+    def __init__(self, infer: Callable[..., Any], **attributes: Any) -> None:
         self.infer = infer
-        vars(self).update(said)
+        vars(self).update(attributes)
 
 
 class Gated(triglot.Model):
@@ -68,25 +68,25 @@ async def twice_on_loop(inputs: Arrays) -> dict[str, Any]:
     return {"y": inputs["x"] * 2}
 
 
-def calling(name: str, *, on_loop: bool, **said: Any) -> Function:
-    """Return a model that calls another one with its own input and `said`, and returns the result.
+def calling(name: str, *, on_loop: bool, **fields: Any) -> Function:
+    """Return a model that calls another one with its own input and `fields`, and returns the result.
 
     `on_loop`: whether its `infer` is a coroutine function.
     """
 
     def on_thread(inputs: Arrays, call: Call) -> Any:
-        return {"y": call.infer(name, {"x": inputs["x"]}, **said)["y"]}
+        return {"y": call.infer(name, {"x": inputs["x"]}, **fields)["y"]}
 
     async def async_infer(inputs: Arrays, call: Call) -> Any:
-        return {"y": (await call.infer(name, {"x": inputs["x"]}, **said))["y"]}
+        return {"y": (await call.infer(name, {"x": inputs["x"]}, **fields))["y"]}
 
     return Function(async_infer if on_loop else on_thread)
 
 
-def ensemble(*steps: triglot.Step, **said: Any) -> triglot.Ensemble:
-    """Return an ensemble with input `x` and output `y`, unless `said` has others."""
+def ensemble(*steps: triglot.Step, **attributes: Any) -> triglot.Ensemble:
+    """Return an ensemble with input `x` and output `y`, unless `attributes` has others."""
     model = triglot.Ensemble()
-    vars(model).update({"inputs": X, "outputs": Y, "steps": steps} | said)
+    vars(model).update({"inputs": X, "outputs": Y, "steps": steps} | attributes)
     return model
 
 
@@ -101,17 +101,17 @@ class Served:
     def __init__(self, server: triglot.Server) -> None:
         self.server = server
 
-    async def infer(self, model: str, x: NDArray[Any], call: Call | None = None, **said: Any) -> NDArray[Any]:
+    async def infer(self, model: str, x: NDArray[Any], call: Call | None = None, **fields: Any) -> NDArray[Any]:
         """Call a model as a protocol does; returns its output `y`. Raise `ServingError`."""
         tensor = InputTensor("x", "INT32", x.shape, x.reshape(-1))
-        request = InferenceRequest(model, inputs=[tensor], **said)
+        request = InferenceRequest(model, inputs=[tensor], **fields)
         response = await self.server.dataplane.infer(request, call or Call())
         return next(output.array for output in response.outputs if output.name == "y")
 
-    async def error(self, model: str, x: NDArray[Any], call: Call | None = None, **said: Any) -> ServingError:
+    async def error(self, model: str, x: NDArray[Any], call: Call | None = None, **fields: Any) -> ServingError:
         """Call a model and return the error. Raise `AssertionError` when the call succeeds."""
         try:
-            answer = await self.infer(model, x, call, **said)
+            answer = await self.infer(model, x, call, **fields)
         except ServingError as error:
             return error
         raise AssertionError(f"no error, but {answer}")

@@ -24,18 +24,18 @@ def ever_later(first: float) -> Iterator[float]:
 
 
 async def until(
-    true: Callable[[], object], what: str = "it is not true", said: Callable[[], object] = str
+    true: Callable[[], object], what: str = "it is not true", detail: Callable[[], object] = str
 ) -> None:
     """Poll until a condition, which another thread, task or process brings about, is true.
 
-    Raise `AssertionError` after `SECONDS`, with the text `what` and the details that `said` returns.
+    Raise `AssertionError` after `SECONDS`, with the text `what` and the details that `detail` returns.
     """
     try:
         async with asyncio.timeout(SECONDS):
             while not true():  # noqa: ASYNC110 - there is no event
                 await asyncio.sleep(0.001)
     except TimeoutError:
-        raise AssertionError(f"after {SECONDS} s {what}: {said()}") from None
+        raise AssertionError(f"after {SECONDS} s {what}: {detail()}") from None
 
 
 async def until_found(look: Callable[[], Awaitable[Found]], true: Callable[[Found], object]) -> Found:

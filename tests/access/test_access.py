@@ -99,7 +99,7 @@ async def test_the_file_is_read_again(tmp_path: Path, transports: dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "problem"),
     [
         ("[client.friend]\ntoken_sha256 = []\n", "did you mean 'tokens_sha256'?"),
         ("a = " + "[" * 100_000, "nested"),
@@ -107,12 +107,12 @@ async def test_the_file_is_read_again(tmp_path: Path, transports: dict[str, Any]
     ids=["key", "depth"],
 )
 async def test_a_broken_file_leaves_the_old_one_in_force(
-    tmp_path: Path, transports: dict[str, Any], caplog: pytest.LogCaptureFixture, text: str, said: str
+    tmp_path: Path, transports: dict[str, Any], caplog: pytest.LogCaptureFixture, text: str, problem: str
 ) -> None:
     async with guarded_server(tmp_path, FRIEND, **transports) as here:
         caplog.set_level("INFO", "triglot")
         write(here.file, text)
-        await until(lambda: said in caplog.text)
+        await until(lambda: problem in caplog.text)
         assert await here.code(GOOD[0]) is grpc.StatusCode.OK
         write(here.file, FRIEND + "\n")
         await until(lambda: "the new access file is in force" in caplog.text)
@@ -132,7 +132,7 @@ async def test_an_open_stream_ends_with_its_token(tmp_path: Path, transports: di
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "problem"),
     [
         ("[client", "is not TOML"),
         ("[clients.x]", "unknown key 'clients', did you mean 'client'?"),
@@ -151,12 +151,12 @@ async def test_an_open_stream_ends_with_its_token(tmp_path: Path, transports: di
         (client("a", ["t"], ["infer"]) + client("b", ["t"], ["infer"]), "client.a has the same one"),
     ],
 )
-def test_a_file_that_says_nothing_sensible(tmp_path: Path, text: str, said: str) -> None:
+def test_a_file_that_says_nothing_sensible(tmp_path: Path, text: str, problem: str) -> None:
     file = write(tmp_path / "access.toml", text)
     with pytest.raises(ConfigError) as raised:
         AccessControl(triglot.Config(access=str(file)))
     assert str(raised.value).startswith("access: ")
-    assert said in str(raised.value)
+    assert problem in str(raised.value)
 
 
 READS = """

@@ -53,9 +53,9 @@ def untimed(line: dict[str, Any]) -> dict[str, Any]:
     return line
 
 
-def line_of(**said: str) -> dict[str, str]:
+def line_of(**keys: str) -> dict[str, str]:
     usual = {"client": "", "peer": "127.0.0.1", "operation": "model-control", "model": "", "protocol": "kserve"}
-    return usual | {"transport": "gRPC", "method": "", "outcome": "OK", "request_id": ""} | said
+    return usual | {"transport": "gRPC", "method": "", "outcome": "OK", "request_id": ""} | keys
 
 
 class Client:

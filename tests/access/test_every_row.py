@@ -146,10 +146,10 @@ class Oracle:
     """What the file says of a call."""
 
     def __init__(self, text: str) -> None:
-        said = tomllib.loads(text)
-        self._clients = said["client"].values()
-        self._issuers = said["issuer"].values()
-        self._anonymous = self._operations(said["anonymous"])
+        rules = tomllib.loads(text)
+        self._clients = rules["client"].values()
+        self._issuers = rules["issuer"].values()
+        self._anonymous = self._operations(rules["anonymous"])
 
     def outcome(self, cell: Cell, sent: Credential) -> str:
         """What the call has to end with."""

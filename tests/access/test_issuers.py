@@ -211,10 +211,10 @@ BAD: dict[str, tuple[Callable[[], str], str]] = {
 @pytest.mark.parametrize("name", BAD)
 def test_bad_tokens(access: Access, name: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG")
-    made, said = BAD[name]
+    made, problem = BAD[name]
     token = made()
-    assert said in access.refusal(token)
-    assert said in access.refusal(token)
+    assert problem in access.refusal(token)
+    assert problem in access.refusal(token)
     assert not any(len(part) > 3 and part in caplog.text for part in token.split("."))
     assert access.permission(ONE.token()).group == "cluster"
 
@@ -458,8 +458,8 @@ def test_keys_of_a_file_change(access: Access, caplog: pytest.LogCaptureFixture)
     access.keys.unlink()
     access.control.renew()
     assert [record.getMessage().partition("; ")[0] for record in caplog.records] == [
-        f"issuer.cluster.jwks: {said}"
-        for said in (
+        f"issuer.cluster.jwks: {problem}"
+        for problem in (
             f"{access.keys} is not JSON",
             f"{access.keys} has no list 'keys', as a JSON Web Key Set has",
             f"{access.keys} has more than 262144 bytes",
@@ -476,7 +476,7 @@ def test_keys_of_a_file_change(access: Access, caplog: pytest.LogCaptureFixture)
 
 
 @pytest.mark.parametrize(
-    ("table", "said"),
+    ("table", "problem"),
     [
         (issuer("x", "none.json"), "issuer.x.jwks: cannot read"),
         (issuer("x", "text.json"), "text.json is not JSON"),
@@ -494,11 +494,11 @@ def test_keys_of_a_file_change(access: Access, caplog: pytest.LogCaptureFixture)
         (issuer("x", "jwks.json") + issuer("y", "jwks.json"), "issuer.x has the same issuer and audience"),
     ],
 )
-def test_a_file_that_says_nothing_sensible(tmp_path: Path, table: str, said: str) -> None:
+def test_a_file_that_says_nothing_sensible(tmp_path: Path, table: str, problem: str) -> None:
     (tmp_path / "text.json").write_text("keys")
     with pytest.raises(ConfigError) as raised:
         Access(tmp_path, table)
-    assert said in str(raised.value)
+    assert problem in str(raised.value)
     assert "secret" not in str(raised.value)
 
 
@@ -518,8 +518,8 @@ def without(module: str, file: Path, code: str) -> str:
 
 @pytest.mark.parametrize("module", ["jwt", "cryptography"])
 def test_without_the_extra(access: Access, module: str) -> None:
-    said = without(module, access.file, "AccessControl(Config(access=file))")
-    assert said.rstrip().endswith(
+    output = without(module, access.file, "AccessControl(Config(access=file))")
+    assert output.rstrip().endswith(
         "ConfigError: access: issuers need PyJWT and cryptography; run: pip install 'triglot[jwt]'"
     )
     write(access.file, client("friend", ["secret"], ["infer"]))
@@ -536,9 +536,9 @@ def test_a_file_that_changes_without_the_extra(access: Access) -> None:
         "os.utime(file, (1, 1))\n"
         "control.renew(); control.renew()"
     )
-    said = without("jwt", access.file, code)
-    assert said.count("previous one stays in force") == 1
-    assert "pip install 'triglot[jwt]'" in said
+    output = without("jwt", access.file, code)
+    assert output.count("previous one stays in force") == 1
+    assert "pip install 'triglot[jwt]'" in output
 
 
 # --- over the transports ---

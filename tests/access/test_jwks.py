@@ -172,7 +172,7 @@ def test_an_unknown_key_is_asked_for_soon() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "status", "headers", "said"),
+    ("content", "status", "headers", "problem"),
     [
         (b"no keys", 200, {}, "/openid/v1/jwks is not JSON"),
         (b"", 200, {}, "/openid/v1/jwks is not JSON"),
@@ -186,10 +186,10 @@ def test_an_unknown_key_is_asked_for_soon() -> None:
     ],
     ids=["text", "nothing", "no list", "huge", "404", "500", "elsewhere", "a file", "cut off"],
 )
-def test_a_server_that_has_none(content: bytes, status: int, headers: dict[str, str], said: str) -> None:
+def test_a_server_that_has_none(content: bytes, status: int, headers: dict[str, str], problem: str) -> None:
     with key_server(content, status, **headers) as server:
         source = fetched(KeyUrl(server.url + "?key=secret", hold_off=0.01))
-        assert said in source.problem
+        assert problem in source.problem
         assert "secret" not in source.problem
         assert source.request_refresh("k")
         # It is asked again, and until then the key may be one that it has.

@@ -263,8 +263,8 @@ async def test_the_same_connection_again(tmp_path: Path, grpc_transport: str, ht
                 await token_is_removed(here, tmp_path)
                 continue
             writer.write(sent)
-            said = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), SECONDS)
-            assert said[9:12] == status
-            length = int(said.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), SECONDS)
+            assert head[9:12] == status
+            length = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
             assert has(await reader.readexactly(length), SECRET) is (status == b"200")
         writer.close()

@@ -106,8 +106,8 @@ async def grpc_check(port: int, mode: str, method: str = "grpc.health.v1.Health/
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
-    said, _ = await process.communicate()
-    return said.decode()
+    output, _ = await process.communicate()
+    return output.decode()
 
 
 # --- the server ---
@@ -154,8 +154,8 @@ async def test_grpc_probes_with_tls_see_health_and_nothing_else(authority: Autho
     async with secured(authority, anonymous(["health"]), tls_client_auth="optional", **H2) as here:
         assert '"status": "SERVING"' in await grpc_check(here.grpc_port, "-insecure")
         for name in ("ServerMetadata", "ModelInfer", "RepositoryIndex", "RepositoryModelLoad", "LogSettings"):
-            said = await grpc_check(here.grpc_port, "-insecure", f"inference.GRPCInferenceService/{name}")
-            assert "Code: Unauthenticated" in said, name
+            output = await grpc_check(here.grpc_port, "-insecure", f"inference.GRPCInferenceService/{name}")
+            assert "Code: Unauthenticated" in output, name
 
 
 async def test_plaintext_grpc_probes_need_a_server_without_tls(authority: Authority, tmp_path: Path) -> None:

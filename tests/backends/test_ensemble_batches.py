@@ -115,8 +115,10 @@ async def test_what_one_member_says_of_its_scheduling_is_not_the_batchs() -> Non
         calls.append(call)
         return {"y": inputs["x"] * 2}
 
-    said = BATCHED | {"dynamic_batching": triglot.DynamicBatching(priority_levels=2, default_priority_level=1)}
-    async with serving({"outer": Function(outer, **said), "inner": Function(inner)}) as served:
+    scheduling = BATCHED | {
+        "dynamic_batching": triglot.DynamicBatching(priority_levels=2, default_priority_level=1)
+    }
+    async with serving({"outer": Function(outer, **scheduling), "inner": Function(inner)}) as served:
         alone = asyncio.create_task(served.infer("outer", ints(1)))
         await until(first.is_set)
         own: list[tuple[Call, dict[str, Any]]] = [

@@ -46,22 +46,22 @@ def below(inputs: Arrays) -> Iterator[dict[str, Any]]:
 both = pytest.mark.parametrize("infer", [each, each_on_loop], ids=["thread", "loop"])
 
 
-def answers(served: Served, *values: int, model: str = "e", **said: Any) -> Responses:
+def answers(served: Served, *values: int, model: str = "e", **fields: Any) -> Responses:
     x = ints(*values)
-    request = InferenceRequest(model, inputs=[InputTensor("x", "INT32", x.shape, x)], **said)
+    request = InferenceRequest(model, inputs=[InputTensor("x", "INT32", x.shape, x)], **fields)
     return served.server.dataplane.infer_stream(request, Call())
 
 
-async def streamed(served: Served, *values: int, **said: Any) -> list[dict[str, list[int]]]:
+async def streamed(served: Served, *values: int, **fields: Any) -> list[dict[str, list[int]]]:
     """All of them, by the names of their outputs."""
     return [
         {output.name: output.array.tolist() for output in response.outputs}
-        async for response in answers(served, *values, **said)
+        async for response in answers(served, *values, **fields)
     ]
 
 
-async def ys(served: Served, *values: int, **said: Any) -> list[int]:
-    return [number for answer in await streamed(served, *values, **said) for number in answer["y"]]
+async def ys(served: Served, *values: int, **fields: Any) -> list[int]:
+    return [number for answer in await streamed(served, *values, **fields) for number in answer["y"]]
 
 
 @both
@@ -208,9 +208,9 @@ async def test_a_stream_that_becomes_a_sequence() -> None:
     def begin_and_end(inputs: Arrays) -> Iterator[triglot.Answer]:
         last = len(inputs["x"]) - 1
         for at, value in enumerate(inputs["x"]):
-            said: dict[str, Any] = {"sequence_id": 7}
-            said |= {"sequence_start": True} if at == 0 else {"sequence_end": True} if at == last else {}
-            yield triglot.Answer({"y": ints(value)}, said)
+            parameters: dict[str, Any] = {"sequence_id": 7}
+            parameters |= {"sequence_start": True} if at == 0 else {"sequence_end": True} if at == last else {}
+            yield triglot.Answer({"y": ints(value)}, parameters)
 
     def total(inputs: Arrays, call: Call) -> Any:
         calls.append(call)
@@ -222,9 +222,11 @@ async def test_a_stream_that_becomes_a_sequence() -> None:
         "total": Function(total, sequence_batching=triglot.SequenceBatching()),
     }
     async with serving(models) as served:
-        said = [response.parameters async for response in answers(served, 1, 2, 3, parameters={"color": "red"})]
+        parameters = [
+            response.parameters async for response in answers(served, 1, 2, 3, parameters={"color": "red"})
+        ]
     flags = [(True, False), (False, False), (False, True)]
-    assert said == [{"sequence_id": 7, "sequence_start": start, "sequence_end": end} for start, end in flags]
+    assert parameters == [{"sequence_id": 7, "sequence_start": start, "sequence_end": end} for start, end in flags]
     scheduling = [call.scheduling for call in calls]
     assert [(flags.sequence_id, flags.sequence_start, flags.sequence_end) for flags in scheduling] == [
         (7, *flag) for flag in flags

@@ -109,13 +109,13 @@ def test_objects_serve_one_entry_each(tmp_path: Path) -> None:
     models = [project.model(name, "1.0.0") for name in "cba"]
     dag = project.dag()
     try:
-        said = [ask(model, "x").split() for model in models]
+        answers = [ask(model, "x").split() for model in models]
         registered = id(own_module().inferer_register.model_inferer_dict["inferer"])
-        assert [int(identity) == registered for _, identity, _ in said] == [False, False, True]
-        assert len({identity for _, identity, _ in said}) == 3
-        assert {loads for *_, loads in said} == {"1"}
+        assert [int(identity) == registered for _, identity, _ in answers] == [False, False, True]
+        assert len({identity for _, identity, _ in answers}) == 3
+        assert {loads for *_, loads in answers} == {"1"}
         # The DAG runs the same objects, a's first.
-        assert ask(dag, "x").split() == ["x", said[2][1], "1", said[0][1], "1"]
+        assert ask(dag, "x").split() == ["x", answers[2][1], "1", answers[0][1], "1"]
     finally:
         for model in [*models, dag]:
             model.close()

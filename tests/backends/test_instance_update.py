@@ -67,8 +67,8 @@ class CountedModel:
 
     async def load(self, *groups: str, more: str = "") -> None:
         """With these instance groups."""
-        said = ", ".join(f"{{ {group} }}" for group in groups)
-        text = f"{self.config}{more}instance_group [ {said} ]\n"
+        instance_groups = ", ".join(f"{{ {group} }}" for group in groups)
+        text = f"{self.config}{more}instance_group [ {instance_groups} ]\n"
         await asyncio.to_thread((self.folder / "config.pbtxt").write_text, text)
         await self.client.server.manager.load_model("counted")
 
@@ -273,8 +273,8 @@ SUMMING = (
 
 async def test_sequences_go_on_where_they_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     async def send(sequence_id: int, value: int, *, start: bool = False, end: bool = False) -> int:
-        said = {"sequence_id": sequence_id, "sequence_start": start, "sequence_end": end}
-        reply = await counted.client.infer("counted", {"X": ints(value)[None]}, parameters=said)
+        parameters = {"sequence_id": sequence_id, "sequence_start": start, "sequence_end": end}
+        reply = await counted.client.infer("counted", {"X": ints(value)[None]}, parameters=parameters)
         return int(reply.outputs["Y"].item())
 
     async with counted_model(monkeypatch, tmp_path, SUMMING, SEQUENCES) as counted:

@@ -113,7 +113,7 @@ async def test_two_outputs_of_one_name_are_an_error(tmp_path: Path) -> None:
         assert "output 'said': expected one tensor in the model's response, got 2" in details
 
 
-async def said(client: GrpcClient, **more: Any) -> dict[str, Any]:
+async def request_seen(client: GrpcClient, **more: Any) -> dict[str, Any]:
     answer = await client.infer("mine", {"x": X, "names": text("é")}, **more)
     assert (answer.outputs["y"] == X * 2).all()
     assert answer.parameters == {"took": 0.5}
@@ -124,7 +124,7 @@ async def said(client: GrpcClient, **more: Any) -> dict[str, Any]:
 async def test_a_class_in_a_model_py(tmp_path: Path) -> None:
     path = write(tmp_path)
     async with serving(path) as client:
-        told = await said(client, id="seven", parameters={"mine": 3})
+        told = await request_seen(client, id="seven", parameters={"mine": 3})
         assert told == {
             "id": "seven",
             "name": "mine",
@@ -136,7 +136,7 @@ async def test_a_class_in_a_model_py(tmp_path: Path) -> None:
             "header": None,
             "names": ["é"],
         }
-        assert (await said(client, input_parameters={"x": {"tag": "blue"}}))["tag"] == "blue"
+        assert (await request_seen(client, input_parameters={"x": {"tag": "blue"}}))["tag"] == "blue"
         of_x = {"x": {"content_type": 5}}
         code, told_wrong = await client.failure("mine", {"x": X, "names": text("é")}, input_parameters=of_x)
         assert (code, "content_type" in told_wrong) == (grpc.StatusCode.INVALID_ARGUMENT, True)
@@ -148,7 +148,7 @@ async def test_a_name_of_ones_own(tmp_path: Path) -> None:
     """As with --model-name: it is in the settings."""
     path = write(tmp_path).rename(tmp_path / "export")
     async with serving(NamedPath("mine", path)) as client:
-        assert (await said(client))["name"] == "mine"
+        assert (await request_seen(client))["name"] == "mine"
 
 
 SETTINGS = {
@@ -170,7 +170,7 @@ SETTINGS = {
 async def test_its_settings(tmp_path: Path, name: str) -> None:
     path = write(tmp_path, name=name, settings=SETTINGS)
     async with serving(path) as client:
-        told = await said(client)
+        told = await request_seen(client)
         expected = {"name": "theirs", "version": "v7", "extra": {"a": 1}, "names": ["é"]}
         assert {key: told[key] for key in expected} == expected
         assert os.path.samefile(told["uri"], path / "3")  # noqa: ASYNC240, PTH121 - once.

@@ -58,8 +58,8 @@ def test_attributes_that_are_misspelt(
     (tmp_path / "model.py").write_text(f"{MODEL}    {own}\n")
     backends.load("python", tmp_path / "model.py")
     name = own.removeprefix("def ").partition(" ")[0].partition("(")[0]
-    said = [f"{tmp_path / 'model.py'}: Mine.{name}: did you mean '{near}'?"] if near else []
-    assert [record.getMessage() for record in caplog.records] == said
+    expected = [f"{tmp_path / 'model.py'}: Mine.{name}: did you mean '{near}'?"] if near else []
+    assert [record.getMessage() for record in caplog.records] == expected
 
 
 def write(folder: Path, own: str) -> Path:
@@ -99,9 +99,9 @@ async def test_batching_that_joins_nothing(
 async def test_cached_answers_without_a_cache(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, size: int, noted: bool
 ) -> None:
-    said = await warnings(write(tmp_path, "response_cache = True"), caplog, response_cache_bytes=size)
+    logged = await warnings(write(tmp_path, "response_cache = True"), caplog, response_cache_bytes=size)
     why = "m version 1: response_cache: ignored, as response_cache_bytes is 0"
-    assert said == ([why] if noted else [])
+    assert logged == ([why] if noted else [])
 
 
 async def test_the_servers_own_frames_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -78,7 +78,7 @@ async def test_dims_of_any_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "said"),
+    ("shape", "problem"),
     [
         ("[ 2 ]", r"input\[0\]\.reshape\.shape: expected as many elements .* dims \[4\] have, got \[2\]"),
         ("[ -1 ]", r"input\[0\]\.reshape\.shape: expected as many elements .* dims \[4\] have, got \[-1\]"),
@@ -86,13 +86,13 @@ async def test_dims_of_any_size(tmp_path: Path) -> None:
         ("[ 2, 2 ]", r"input\[0\]\.reshape\.shape: the configuration says \[2,2\], the model has \[1,4\]"),
     ],
 )
-async def test_what_does_not_fit(tmp_path: Path, shape: str, said: str) -> None:
+async def test_what_does_not_fit(tmp_path: Path, shape: str, problem: str) -> None:
     text = f'input [ {{ name: "x" data_type: TYPE_FP32 dims: [ 4 ] reshape {{ shape: {shape} }} }} ]'
     save_identity(configured(tmp_path / "model", text), "FLOAT", [1, 4])
     with pytest.raises(ModelLoadError) as caught:
         async with serve(tmp_path):
             pass
-    with pytest.raises(ModelLoadError, match=said):
+    with pytest.raises(ModelLoadError, match=problem):
         raise caught.value.__cause__ or caught.value
 
 
@@ -219,6 +219,6 @@ async def test_an_ensemble_whose_step_has_another_shape(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError) as caught:
         async with serve(tmp_path):
             pass
-    said = r"input_map\[x\]: 'step' has shape \[2,3\], input 'x' of the ensemble has \[3,2\]"
-    with pytest.raises(ModelLoadError, match=said):
+    problem = r"input_map\[x\]: 'step' has shape \[2,3\], input 'x' of the ensemble has \[3,2\]"
+    with pytest.raises(ModelLoadError, match=problem):
         raise caught.value.__cause__ or caught.value

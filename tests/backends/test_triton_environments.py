@@ -320,9 +320,9 @@ async def test_what_the_server_lends(environment: Path, tmp_path: Path) -> None:
     for folder, lent in ((environment, package_folder(LENT)), (both, site / LENT)):
         path = write_model(tmp_path / folder.name, "own", code, X_TO_Y + OWN_PYTHON.format(folder))
         async with serving(path) as client:
-            said = (await client.infer("own", X)).parameters
-            assert said["lent"] == str(lent / "__init__.py")
-            assert said["ours"] == str(package_folder("triglot") / "__init__.py")
+            parameters = (await client.infer("own", X)).parameters
+            assert parameters["lent"] == str(lent / "__init__.py")
+            assert parameters["ours"] == str(package_folder("triglot") / "__init__.py")
 
 
 async def test_on_a_thread(environment: Path, tmp_path: Path) -> None:

@@ -59,8 +59,8 @@ class Counted:
 
     async def say(self, code: str, model: str = "told") -> str:
         answer = await self.client.infer(model, {"CODE": text(code)})
-        said: bytes = answer.outputs["SAID"].item()
-        return said.decode()
+        output: bytes = answer.outputs["SAID"].item()
+        return output.decode()
 
     async def page(self, accept: str = "") -> str:
         url = f"http://127.0.0.1:{self.client.server.rest_port}/metrics"
@@ -192,9 +192,9 @@ WRONG = {
 async def test_wrong_use_is_told_and_counts_nothing(tmp_path: Path) -> None:
     async with counted(tmp_path) as model:
         for code, expected in WRONG.items():
-            said = await model.say(f"kinds = pb_utils.MetricFamily\n{code}")
-            assert expected in said
-            assert re.match(r"TritonModelException: |TypeError: ", said), said
+            output = await model.say(f"kinds = pb_utils.MetricFamily\n{code}")
+            assert expected in output
+            assert re.match(r"TritonModelException: |TypeError: ", output), output
         assert await mine(model) == ["0.0"]
         assert "h_count 0.0" in await model.page()
 

@@ -63,11 +63,11 @@ async def test_what_a_model_knows_and_its_responses_parameters(tmp_path: Path) -
     async with in_processes(tmp_path, "what_came") as client:
         answer = await client.infer("what_came", {"TEXT": text("a")[None]}, id="seven", parameters={"mine": 3})
         assert answer.parameters == {"words": 2, "short": True, "of": "it"}
-        said = json.loads(answer.outputs["SAID"].item())
-        assert said["args"]["model_name"] == "what_came"
-        assert said["args"]["model_instance_name"] in {f"what_came_0_{number}" for number in range(4)}
-        assert "seven" in said.values()
-        assert json.loads(said["args"]["model_config"])["parameters"]["execution"] == {"string_value": "process"}
+        seen = json.loads(answer.outputs["SAID"].item())
+        assert seen["args"]["model_name"] == "what_came"
+        assert seen["args"]["model_instance_name"] in {f"what_came_0_{number}" for number in range(4)}
+        assert "seven" in seen.values()
+        assert json.loads(seen["args"]["model_config"])["parameters"]["execution"] == {"string_value": "process"}
 
 
 HOLDS = '''
@@ -104,8 +104,8 @@ async def test_a_decoupled_model_has_many_requests_in_flight(tmp_path: Path) -> 
             answers = [reply(message.infer_response) for message in messages]
             return [(answer.outputs["Y"].item(), answer.parameters["left"]) for answer in answers]
 
-        said = await asyncio.gather(*map(read, range(20)))
-        assert said == [[(number, count - number) for number in range(count)] for count in range(20)]
+        read_answers = await asyncio.gather(*map(read, range(20)))
+        assert read_answers == [[(number, count - number) for number in range(count)] for count in range(20)]
 
 
 ASKS = """
@@ -170,9 +170,9 @@ async def test_lists_of_requests(tmp_path: Path) -> None:
         failed = answers.pop(2)
         assert isinstance(failed, grpc.aio.AioRpcError)
         assert (failed.code(), failed.details()) == (grpc.StatusCode.INVALID_ARGUMENT, "below zero")
-        said = [answer for answer in answers if not isinstance(answer, BaseException)]
-        assert {answer.outputs["Y"].item() for answer in said} == {8}
-        assert [answer.parameters["x"] for answer in said] == [1, 2, 4, 5, 6, 7, 8]
+        answered = [answer for answer in answers if not isinstance(answer, BaseException)]
+        assert {answer.outputs["Y"].item() for answer in answered} == {8}
+        assert [answer.parameters["x"] for answer in answered] == [1, 2, 4, 5, 6, 7, 8]
         runs = [client.infer("lists", {"X": ints(number)[None]}) for number in range(10, 18)]
         for lost in await asyncio.gather(*runs, return_exceptions=True):
             assert isinstance(lost, grpc.aio.AioRpcError)
@@ -198,8 +198,8 @@ async def test_an_initialize_that_fails_says_why(
     with pytest.raises(ModelLoadError, match="1 of the models"):
         async with serving(path):
             pass
-    [said] = [record.getMessage() for record in caplog.records if "could not be loaded" in record.getMessage()]
-    assert re.search(r"model\.py:\d+: RuntimeError: no weights for fails", said)
+    [message] = [record.getMessage() for record in caplog.records if "could not be loaded" in record.getMessage()]
+    assert re.search(r"model\.py:\d+: RuntimeError: no weights for fails", message)
 
 
 ENDS = """

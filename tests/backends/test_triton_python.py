@@ -32,11 +32,11 @@ def caches(folder: Path) -> list[Path]:
     return list(folder.rglob("__pycache__"))
 
 
-async def said_of(client: GrpcClient, **said: Any) -> dict[str, Any]:
+async def request_seen(client: GrpcClient, **fields: Any) -> dict[str, Any]:
     """What the model `what_came` says."""
-    answer = await client.infer("what_came", {"TEXT": text("a")[None]}, **said)
-    said_there: dict[str, Any] = json.loads(answer.outputs["SAID"].item())
-    return said_there
+    answer = await client.infer("what_came", {"TEXT": text("a")[None]}, **fields)
+    seen: dict[str, Any] = json.loads(answer.outputs["SAID"].item())
+    return seen
 
 
 async def test_add_sub() -> None:
@@ -68,12 +68,12 @@ async def test_the_errors_of_other_models() -> None:
 
 async def test_what_a_model_knows() -> None:
     async with serving(MODELS) as client:
-        said = await said_of(
+        seen = await request_seen(
             client,
             id="seven",
             parameters={"priority": 2, "timeout": 9_000_000, "mine": 3, "text": "a", "yes": True},
         )
-        own = {name: said[name] for name in ("id", "correlation_id", "flags", "timeout", "priority", "bias")}
+        own = {name: seen[name] for name in ("id", "correlation_id", "flags", "timeout", "priority", "bias")}
         assert own == {
             "id": "seven",
             "correlation_id": 0,
@@ -82,19 +82,21 @@ async def test_what_a_model_knows() -> None:
             "priority": 2,
             "bias": False,
         }
-        assert json.loads(said["parameters"]) == {"mine": 3, "text": "a", "yes": True}
-        assert said["outputs"] == ["OTHER", "SAID"]
-        assert said["model"] == ["what_came", 1]
-        assert said["inputs"] == [["TEXT", [1, 1], 13, True]]
-        assert (said["cancelled"], said["trace"]) == (False, None)
-        assert said["ready"] == [True, False]
-        assert said["version_ready"] == [True, False]
-        assert said["model_dir"] == str(MODELS / "what_came" / "1")
+        assert json.loads(seen["parameters"]) == {"mine": 3, "text": "a", "yes": True}
+        assert seen["outputs"] == ["OTHER", "SAID"]
+        assert seen["model"] == ["what_came", 1]
+        assert seen["inputs"] == [["TEXT", [1, 1], 13, True]]
+        assert (seen["cancelled"], seen["trace"]) == (False, None)
+        assert seen["ready"] == [True, False]
+        assert seen["version_ready"] == [True, False]
+        assert seen["model_dir"] == str(MODELS / "what_came" / "1")
 
-        said = await said_of(client, outputs=["SAID"], parameters={"sequence_id": "a", "sequence_start": True})
-        assert (said["outputs"], said["correlation_id"], said["flags"]) == (["SAID"], "a", 1)
-        said = await said_of(client, parameters={"sequence_id": 4, "sequence_end": True})
-        assert (said["correlation_id"], said["flags"]) == (4, 2)
+        seen = await request_seen(
+            client, outputs=["SAID"], parameters={"sequence_id": "a", "sequence_start": True}
+        )
+        assert (seen["outputs"], seen["correlation_id"], seen["flags"]) == (["SAID"], "a", 1)
+        seen = await request_seen(client, parameters={"sequence_id": 4, "sequence_end": True})
+        assert (seen["correlation_id"], seen["flags"]) == (4, 2)
 
 
 async def test_the_parameters_of_a_response() -> None:
@@ -107,7 +109,7 @@ async def test_the_parameters_of_a_response() -> None:
 async def test_what_initialize_is_told(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     async with serving(MODELS) as client:
-        told = (await said_of(client))["args"]
+        told = (await request_seen(client))["args"]
     assert all(isinstance(value, str) for value in told.values())
     config = json.loads(told.pop("model_config"))
     kinds = {told.pop("model_instance_name"), told.pop("model_instance_device_id")}

@@ -59,9 +59,9 @@ def model(folder: Path, execute: str, config: str = DECOUPLED, kind: str = "def"
 
 async def outcome(client: GrpcClient, *xs: int, empty_final: bool = False, model: str = "m") -> list[Any]:
     """The values of a request's stream, and an error's text; with `empty_final` what each says of being final."""
-    said = {"parameters": {"triton_enable_empty_final_response": True}} if empty_final else {}
+    fields = {"parameters": {"triton_enable_empty_final_response": True}} if empty_final else {}
     found: list[Any] = []
-    async for message in client.stream([request(model, {"X": ints(*xs)}, **said)]):
+    async for message in client.stream([request(model, {"X": ints(*xs)}, **fields)]):
         if message.error_message:
             found.append(message.error_message)
             continue
@@ -276,10 +276,10 @@ async def test_outputs_that_nobody_requested_are_left_out(tmp_path: Path, more: 
     write_model(tmp_path, "asks", asks, X_TO_Y)
 
     async def answers(*names: str) -> list[dict[str, bytes]]:
-        said = {"outputs": names, "parameters": {"sequence_id": 3, "sequence_start": True}}
+        fields = {"outputs": names, "parameters": {"sequence_id": 3, "sequence_start": True}}
         messages = [
             reply(response.infer_response)
-            async for response in client.stream([request("m", {"X": ints(1)}, **said)])
+            async for response in client.stream([request("m", {"X": ints(1)}, **fields)])
         ]
         return [{name: array.tobytes() for name, array in message.outputs.items()} for message in messages]
 

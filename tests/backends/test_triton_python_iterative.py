@@ -81,8 +81,8 @@ def written(
     return write_model(folder, "m", code, tensors + more)
 
 
-async def answer(client: GrpcClient, x: int, **said: Any) -> int:
-    outputs = (await client.infer("m", {"X": ints(x)[None]}, **said)).outputs
+async def answer(client: GrpcClient, x: int, **fields: Any) -> int:
+    outputs = (await client.infer("m", {"X": ints(x)[None]}, **fields)).outputs
     return int(outputs["Y"].item())
 
 
@@ -102,13 +102,13 @@ async def test_until_it_answers(strategy: str, datatype: str, place: str, tmp_pa
 
 async def test_what_a_request_says_of_its_sequence(tmp_path: Path) -> None:
     async with serving(written(tmp_path)) as client:
-        said: list[dict[str, Any]] = [
+        parameter_sets: list[dict[str, Any]] = [
             {"sequence_id": 7},
             {"sequence_id": 7, "sequence_start": True},
             {"sequence_end": True},
             {},
         ]
-        assert [await answer(client, 3, parameters=parameters) for parameters in said] == [3] * 4
+        assert [await answer(client, 3, parameters=parameters) for parameters in parameter_sets] == [3] * 4
 
 
 async def test_a_coroutine(tmp_path: Path) -> None:
@@ -191,9 +191,9 @@ async def test_as_in_tritons_own_tests(tmp_path: Path, shape: list[int]) -> None
 @pytest.mark.parametrize("batching", UNSUPPORTED)
 async def test_schedulers_that_do_not_take_requests_back(tmp_path: Path, batching: str) -> None:
     write_model(tmp_path, "m", GENERATES, DECOUPLED.replace("-1", "1") + batching + "\nmax_batch_size: 4")
-    said = {"parameters": {"sequence_id": 1, "sequence_start": True}}
+    fields = {"parameters": {"sequence_id": 1, "sequence_start": True}}
     async with serving(tmp_path) as client:
-        [only] = [response async for response in client.stream([request("m", {"X": ints(3)[None]}, **said)])]
+        [only] = [response async for response in client.stream([request("m", {"X": ints(3)[None]}, **fields)])]
         assert "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE" in only.error_message
 
 

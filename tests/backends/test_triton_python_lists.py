@@ -455,9 +455,9 @@ async def test_sequences_come_as_a_list(tmp_path: Path, strategy: tuple[str, str
     write_model(tmp_path, "m", SUMS, SEQUENCES % strategy)
 
     async def ask(client: GrpcClient, number: int, x: int, start: bool) -> Any:
-        said = {"sequence_id": number, "sequence_start": start}
+        parameters = {"sequence_id": number, "sequence_start": start}
         try:
-            return (await client.infer("m", {"X": ints(x)[None]}, parameters=said)).outputs["Y"].item()
+            return (await client.infer("m", {"X": ints(x)[None]}, parameters=parameters)).outputs["Y"].item()
         except grpc.aio.AioRpcError as error:
             return error.code(), error.details()
 

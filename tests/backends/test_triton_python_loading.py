@@ -196,8 +196,8 @@ AUTO = """
 X = {"name": "X", "data_type": "TYPE_FP32", "dims": [1]}
 
 
-def config_of(**said: Any) -> ModelConfig:
-    return ModelConfig(json.dumps({"name": "m", "max_batch_size": 0, "input": [], "output": []} | said))
+def config_of(**keys: Any) -> ModelConfig:
+    return ModelConfig(json.dumps({"name": "m", "max_batch_size": 0, "input": [], "output": []} | keys))
 
 
 def test_a_tensor_is_completed() -> None:

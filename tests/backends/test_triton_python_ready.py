@@ -67,17 +67,17 @@ class ReadinessClients:
         """What all of them say."""
         asked = pb.ModelReadyRequest(name=model).SerializeToString()
         reply = await self.channel.unary_unary(SERVICE + "ModelReady")(asked)
-        said = {pb.ModelReadyResponse.FromString(reply).ready}
+        answers = {pb.ModelReadyResponse.FromString(reply).ready}
         check = self.channel.unary_unary("/grpc.health.v1.Health/Check")
         asked = health_pb2.HealthCheckRequest(service=model).SerializeToString()
-        said.add(_serving(health_pb2.HealthCheckResponse.FromString(await check(asked))))
+        answers.add(_serving(health_pb2.HealthCheckResponse.FromString(await check(asked))))
         listed = self.channel.unary_unary("/grpc.health.v1.Health/List")
         statuses = health_pb2.HealthListResponse.FromString(await listed(b"")).statuses
-        said.add(_serving(statuses[model]))
+        answers.add(_serving(statuses[model]))
         async with self._session.get(f"/v2/models/{model}/ready") as response:
             assert response.status in (200, 503)
-            said.add(response.status == 200)
-        (only,) = said
+            answers.add(response.status == 200)
+        (only,) = answers
         return only
 
 

@@ -52,8 +52,8 @@ def test_datatypes_have_numbers_and_names(datatype: str) -> None:
     number = NUMBERS[datatype]
     kind = PB.triton_to_numpy_type(number)
     assert PB.numpy_to_triton_type(kind) == number
-    said = "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"
-    assert PB.triton_string_to_numpy(said) is kind
+    config_type = "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"
+    assert PB.triton_string_to_numpy(config_type) is kind
     assert Tensor("X", np.zeros(1, kind)).triton_dtype() == number
 
 

@@ -49,14 +49,14 @@ class GrpcClient:
             pb.ModelStreamInferResponse.FromString,
         )
 
-    async def infer(self, model: str, inputs: Mapping[str, Any], timeout: float = SECONDS, **said: Any) -> Reply:
+    async def infer(self, model: str, inputs: Mapping[str, Any], timeout: float = SECONDS, **fields: Any) -> Reply:
         """Raise `grpc.aio.AioRpcError`."""
-        return reply(await self._infer(request(model, inputs, **said), timeout=timeout))
+        return reply(await self._infer(request(model, inputs, **fields), timeout=timeout))
 
-    async def failure(self, model: str, inputs: Mapping[str, Any], **said: Any) -> tuple[grpc.StatusCode, str]:
+    async def failure(self, model: str, inputs: Mapping[str, Any], **fields: Any) -> tuple[grpc.StatusCode, str]:
         """The code and the text with which a call fails. Raise `AssertionError` when it does not."""
         try:
-            answer = await self.infer(model, inputs, **said)
+            answer = await self.infer(model, inputs, **fields)
         except grpc.aio.AioRpcError as error:
             return error.code(), error.details() or ""
         raise AssertionError(f"no error, but {answer}")
@@ -73,16 +73,16 @@ class GrpcClient:
             call.cancel()
 
 
-def request(model: str, inputs: Mapping[str, Any], **said: Any) -> pb.ModelInferRequest:
-    """`said`: `id`, `outputs` by name, `parameters` of bool, int and str, and `input_parameters` by input."""
-    message = pb.ModelInferRequest(model_name=model, id=said.get("id", ""))
-    for name in said.get("outputs", ()):
+def request(model: str, inputs: Mapping[str, Any], **fields: Any) -> pb.ModelInferRequest:
+    """`fields`: `id`, `outputs` by name, `parameters` of bool, int and str, and `input_parameters` by input."""
+    message = pb.ModelInferRequest(model_name=model, id=fields.get("id", ""))
+    for name in fields.get("outputs", ()):
         message.outputs.add(name=name)
-    _set(message.parameters, said.get("parameters", {}))
+    _set(message.parameters, fields.get("parameters", {}))
     for name, value in inputs.items():
         array = np.asarray(value)
         tensor = message.inputs.add(name=name, datatype=datatype_of(array), shape=array.shape)
-        _set(tensor.parameters, said.get("input_parameters", {}).get(name, {}))
+        _set(tensor.parameters, fields.get("input_parameters", {}).get(name, {}))
         raw = raw_buffer(array)
         message.raw_input_contents.append(raw.tobytes() if isinstance(raw, np.ndarray) else bytes(raw))
         assert byte_length(raw) == len(message.raw_input_contents[-1])

@@ -313,19 +313,22 @@ def test_a_token(tmp_path: Path) -> None:
             ended = run_triglot(*call, *given, "fp32", "x=[1, 2]", environment=variables)
             assert (ended.returncode, ended.stderr) == (0, "")
             assert '"data":[1.0,2.0]' in ended.stdout
-        for variables, said in (
+        for variables, problem in (
             ({}, "; set TRIGLOT_TOKEN or --token-file (UNAUTHENTICATED)"),
             ({"TRIGLOT_TOKEN": "of-nobody"}, "the token is unknown; set TRIGLOT_TOKEN"),
             (environment, "client 'stranger' may not use metadata (PERMISSION_DENIED)"),
         ):
             ended = run_triglot(*call, "fp32", "x=[1, 2]", environment=variables)
             assert (ended.returncode, ended.stdout) == (1, "")
-            assert said in ended.stderr
+            assert problem in ended.stderr
             assert "of-" not in ended.stderr
-    for flag, said in (("no/such/file", "No such file"), (tmp_path / "wrong", "expected a token, ASCII without")):
+    for flag, problem in (
+        ("no/such/file", "No such file"),
+        (tmp_path / "wrong", "expected a token, ASCII without"),
+    ):
         ended = run_triglot("infer", "--token-file", flag, "fp32")
         assert ended.returncode == 2
-        assert f"--token-file: {flag}: {said}" in ended.stderr
+        assert f"--token-file: {flag}: {problem}" in ended.stderr
         assert "words" not in ended.stderr
 
 

@@ -31,7 +31,7 @@ class Applied:
             raise error
 
 
-class Said(logging.Handler):
+class LogQueue(logging.Handler):
     """The texts that are logged, as they come."""
 
     def __init__(self) -> None:
@@ -43,14 +43,14 @@ class Said(logging.Handler):
 
 
 @pytest.fixture
-def said() -> Iterator[asyncio.Queue[str]]:
-    handler = Said()
+def logged() -> Iterator[asyncio.Queue[str]]:
+    handler = LogQueue()
     tfserving_cli.log.addHandler(handler)
     yield handler.texts
     tfserving_cli.log.removeHandler(handler)
 
 
-async def test_the_file_is_applied_again_and_again(tmp_path: Path, said: asyncio.Queue[str]) -> None:
+async def test_the_file_is_applied_again_and_again(tmp_path: Path, logged: asyncio.Queue[str]) -> None:
     file = tmp_path / "models.config"
     file.write_text(CONFIG_FILE)
     applied = Applied()
@@ -62,7 +62,7 @@ async def test_the_file_is_applied_again_and_again(tmp_path: Path, said: asyncio
         while await applied.calls.get() != ["n"]:
             pass
         file.write_text("model_config_list {")
-        while not (await said.get()).startswith(f"Invalid protobuf file: '{file}': 1:19 : "):
+        while not (await logged.get()).startswith(f"Invalid protobuf file: '{file}': 1:19 : "):
             pass
         while not applied.calls.empty():
             applied.calls.get_nowait()
@@ -72,7 +72,7 @@ async def test_the_file_is_applied_again_and_again(tmp_path: Path, said: asyncio
 
 
 async def test_what_goes_wrong_is_said_once_and_the_file_is_followed_on(
-    tmp_path: Path, said: asyncio.Queue[str]
+    tmp_path: Path, logged: asyncio.Queue[str]
 ) -> None:
     refused, broken = FailedPrecondition("no such version"), RuntimeError("broken")
     applied = Applied(refused, refused, None, refused, broken, broken)
@@ -83,13 +83,13 @@ async def test_what_goes_wrong_is_said_once_and_the_file_is_followed_on(
         for _ in range(7):
             await applied.calls.get()
     following.cancel()
-    texts = [said.get_nowait() for _ in range(said.qsize())]
+    texts = [logged.get_nowait() for _ in range(logged.qsize())]
     assert texts[:2] == [f"{file}: no such version; the models stay as they are"] * 2
     assert texts[2:] == [f"{file} could not be applied: RuntimeError: broken"]
 
 
 async def test_models_that_fail_are_no_reason_to_say_that_nothing_has_changed(
-    tmp_path: Path, said: asyncio.Queue[str]
+    tmp_path: Path, logged: asyncio.Queue[str]
 ) -> None:
     """What is wrong with them is told where it is found."""
     file = tmp_path / "models.config"
@@ -100,4 +100,4 @@ async def test_models_that_fail_are_no_reason_to_say_that_nothing_has_changed(
         for _ in range(3):
             await applied.calls.get()
     following.cancel()
-    assert said.empty()
+    assert logged.empty()

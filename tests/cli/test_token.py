@@ -40,7 +40,7 @@ def test_each_token_is_another() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "problem"),
     [
         (("a b",), "client.a b: a name has up to 64 letters"),
         (("",), "client.: a name has up to 64 letters"),
@@ -52,11 +52,11 @@ def test_each_token_is_another() -> None:
         (("a", "--models", "x,,y"), "client.a.models: expected a list of texts"),
     ],
 )
-def test_what_the_file_could_not_have(arguments: tuple[str, ...], said: str) -> None:
+def test_what_the_file_could_not_have(arguments: tuple[str, ...], problem: str) -> None:
     ended = run_triglot("token", *arguments)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.startswith("triglot: ")
-    assert said in ended.stderr
+    assert problem in ended.stderr
 
 
 def test_help_says_how_it_is_used() -> None:

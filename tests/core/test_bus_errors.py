@@ -71,9 +71,9 @@ def run(code: str, folder: Path) -> tuple[int, str, str]:
 def test_a_process_that_is_to_end(before: bool, end: str, tmp_path: Path) -> None:
     """It does, with what was there before: Python's own says where it happened."""
     handler = "faulthandler.enable()\n" if before else ""
-    code, _, said = run(f"{handler}errors = bus_errors()\nassert errors.in_place()\n{end}\n", tmp_path)
+    code, _, output = run(f"{handler}errors = bus_errors()\nassert errors.in_place()\n{end}\n", tmp_path)
     assert code == -signal.SIGBUS
-    assert ("Fatal Python error: Bus error" in said) == before
+    assert ("Fatal Python error: Bus error" in output) == before
 
 
 @pytest.mark.parametrize(

@@ -170,11 +170,11 @@ async def on_loop(inputs: Arrays, call: Call) -> Any:
 COUNTS = {"thread": (on_thread, {}), "thread, batched": (on_thread, BATCHED), "loop, batched": (on_loop, BATCHED)}
 
 
-@pytest.mark.parametrize(("count_down", "said"), COUNTS.values(), ids=COUNTS)
+@pytest.mark.parametrize(("count_down", "options"), COUNTS.values(), ids=COUNTS)
 @pytest.mark.parametrize("instances", [1, 3])
-async def test_a_model_that_waits_for_itself(instances: int, count_down: Any, said: dict[str, Any]) -> None:
+async def test_a_model_that_waits_for_itself(instances: int, count_down: Any, options: dict[str, Any]) -> None:
     """A call that needs an instance, or a batch's turn, while all of them wait for it would never end."""
-    async with serving({"count": Function(count_down, instances=instances, **said)}) as served:
+    async with serving({"count": Function(count_down, instances=instances, **options)}) as served:
         assert (await served.infer("count", ints(instances))).tolist() == [0]
         error = await served.error("count", ints(instances + 1))
         assert error.code is Code.FAILED_PRECONDITION

@@ -45,7 +45,7 @@ class State(enum.Enum):
     UNLOADED = enum.auto()
 
 
-class Said(NamedTuple):
+class StateNames(NamedTuple):
     """How a state is reported: in KServe's index, TensorFlow Serving's status, grps' metadata; "": not listed."""
 
     kserve: str
@@ -54,16 +54,16 @@ class Said(NamedTuple):
     serves: bool = False
 
 
-SAID = {
-    State.START: Said("UNKNOWN", "START", "UNKNOWN"),
-    State.LOADING: Said("LOADING", "LOADING", "LOADING"),
-    State.TAKEN_BACK: Said("LOADING", "LOADING", "LOADING"),
-    State.READY: Said("READY", "AVAILABLE", "READY", serves=True),
-    State.KEPT: Said("READY", "AVAILABLE", "READY", serves=True),
-    State.UNLOADING: Said("UNLOADING", "UNLOADING", "UNLOADING"),
-    State.FAILED: Said("UNAVAILABLE", "END", "UNAVAILABLE"),
-    State.REPLACED: Said("", "END", ""),
-    State.UNLOADED: Said("UNAVAILABLE", "END", ""),
+STATE_NAMES = {
+    State.START: StateNames("UNKNOWN", "START", "UNKNOWN"),
+    State.LOADING: StateNames("LOADING", "LOADING", "LOADING"),
+    State.TAKEN_BACK: StateNames("LOADING", "LOADING", "LOADING"),
+    State.READY: StateNames("READY", "AVAILABLE", "READY", serves=True),
+    State.KEPT: StateNames("READY", "AVAILABLE", "READY", serves=True),
+    State.UNLOADING: StateNames("UNLOADING", "UNLOADING", "UNLOADING"),
+    State.FAILED: StateNames("UNAVAILABLE", "END", "UNAVAILABLE"),
+    State.REPLACED: StateNames("", "END", ""),
+    State.UNLOADED: StateNames("UNAVAILABLE", "END", ""),
 }
 LEAVING = (State.TAKEN_BACK, State.UNLOADING)
 
@@ -87,7 +87,7 @@ class Story:
     @property
     def serving(self) -> list[int]:
         """The versions that serve."""
-        return sorted(number for number, state in self.versions.items() if SAID[state].serves)
+        return sorted(number for number, state in self.versions.items() if STATE_NAMES[state].serves)
 
     def error_of(self, state: State) -> str:
         """Return why a version in this state failed; "" if it did not."""
@@ -100,27 +100,29 @@ def told(story: Story, name: str) -> dict[str, Any]:
     serving = [str(number) for number in story.serving]
     ready = bool(serving)
     index = [
-        (str(number), SAID[state].kserve, UNLOADED if state is State.UNLOADED else story.error_of(state))
+        (str(number), STATE_NAMES[state].kserve, UNLOADED if state is State.UNLOADED else story.error_of(state))
         for number, state in states
-        if SAID[state].kserve
+        if STATE_NAMES[state].kserve
     ]
     status = [
-        (number, SAID[state].status, story.error_of(state), story.code if story.error_of(state) else "OK")
+        (number, STATE_NAMES[state].status, story.error_of(state), story.code if story.error_of(state) else "OK")
         for number, state in reversed(states)
     ]
     none = f"Could not find any versions of model {name}" + (f": {story.broken}" if story.broken else "")
     no_versions = [(0, "NOT_FOUND", none, "")]
     no_index = [("", "UNAVAILABLE" if story.broken else "", story.broken)]
-    listed = bool(story.broken) or any(SAID[state].grps and state not in LEAVING for _, state in states)
+    listed = bool(story.broken) or any(STATE_NAMES[state].grps and state not in LEAVING for _, state in states)
     answers: dict[str, Any] = {
         "index": index if story.versions else no_index,
         "model ready": ready,
-        "version ready": {number: SAID[story.versions[number]].serves for number in story.versions},
+        "version ready": {number: STATE_NAMES[story.versions[number]].serves for number in story.versions},
         "server ready": story.server,
         "metadata": serving or "NOT_FOUND",
         "status": status or no_versions,
         "list": listed,
-        "grps server": [(str(number), SAID[state].grps) for number, state in states if SAID[state].grps],
+        "grps server": [
+            (str(number), STATE_NAMES[state].grps) for number, state in states if STATE_NAMES[state].grps
+        ],
         "grps model": serving[-1] if serving else "404",
         "grps ready": story.server,
     }
@@ -178,7 +180,9 @@ class Everywhere:
     def until(self, version: int, state: State) -> None:
         """Wait until TensorFlow Serving's interface reports this state of a version."""
         wait_until(
-            lambda: SAID[state].status in [status.state for status in self._statuses() if status[0] == version]
+            lambda: (
+                STATE_NAMES[state].status in [status.state for status in self._statuses() if status[0] == version]
+            )
         )
 
     def until_index(self, index: list[tuple[str, str, str]]) -> None:

@@ -85,31 +85,31 @@ async def test_the_curl_line_works_as_copied(url: str) -> None:
         await operation.get_by_role("button", name="Copy curl").click()
         await expect(operation.get_by_role("button", name="Copied")).to_be_visible()
         line = await visitor.page.evaluate("navigator.clipboard.readText()")
-        said = json.loads(await _run(line))
-        assert (said["id"], said["outputs"][0]["data"]) == ("it's", [4.5])
+        output = json.loads(await _run(line))
+        assert (output["id"], output["outputs"][0]["data"]) == ("it's", [4.5])
         binary = await opened(visitor, url, "post_v2_models_identity_fp16_infer")
-        said = await _run(await binary.get_by_label("curl").inner_text())
-        assert said.startswith(b'{"model_name":"identity_fp16"')
-        assert said.endswith(b'{"binary_data_size":2}}]}\0\0')
+        output = await _run(await binary.get_by_label("curl").inner_text())
+        assert output.startswith(b'{"model_name":"identity_fp16"')
+        assert output.endswith(b'{"binary_data_size":2}}]}\0\0')
         assert_well(visitor, url)
 
 
 async def _run(line: str) -> bytes:
     shell = await asyncio.create_subprocess_shell(line, stdout=subprocess.PIPE)
-    said, _ = await asyncio.wait_for(shell.communicate(), SECONDS)
-    return said
+    output, _ = await asyncio.wait_for(shell.communicate(), SECONDS)
+    return output
 
 
 async def test_the_call_has_what_the_fields_have(url: str) -> None:
     async with visiting() as visitor:
         operation = await opened(visitor, url, "get_v2_models_model")
         await operation.get_by_role("textbox", name="model").fill("token_stream")
-        said = await _run(await operation.get_by_label("curl").inner_text())
-        assert json.loads(said)["name"] == "token_stream"
+        output = await _run(await operation.get_by_label("curl").inner_text())
+        assert json.loads(output)["name"] == "token_stream"
         stream = await opened(visitor, url, "post_v2_models_token_stream_generate_stream")
         await stream.get_by_role("textbox", name="Request body").fill('{"text": "to be"}')
-        said = await _run(await stream.get_by_label("curl").inner_text())
-        assert re.search(rb'"to".*\n+.*"be"', said)
+        output = await _run(await stream.get_by_label("curl").inner_text())
+        assert re.search(rb'"to".*\n+.*"be"', output)
 
 
 async def test_the_keyboard_is_enough(url: str) -> None:

@@ -110,11 +110,11 @@ async def test_the_page_shows_under_load_what_metrics_says(server: triglot.Serve
             await expect(visitor.field(MODEL, "rate")).to_have_text(re.compile(r"\d/s"))
             await expect(visitor.field(MODEL, "batch")).to_have_text("1")
         await load.failures()
-        said = numbers_of(await load.get("/metrics"))
-        assert said.total.failures == 7
-        assert set(said.protocols) == {"kserve", "tfserving", "grps"}
-        assert said.models[OTHER_MODEL] == Count(said.models_and_protocols[OTHER_MODEL, "kserve"], 0)
-        await until_found(lambda: numbers_shown(visitor), lambda shown: shown == said)
+        numbers = numbers_of(await load.get("/metrics"))
+        assert numbers.total.failures == 7
+        assert set(numbers.protocols) == {"kserve", "tfserving", "grps"}
+        assert numbers.models[OTHER_MODEL] == Count(numbers.models_and_protocols[OTHER_MODEL, "kserve"], 0)
+        await until_found(lambda: numbers_shown(visitor), lambda shown: shown == numbers)
         await expect(visitor.page.locator("[data-tile=in-flight] dd").first).to_have_text("0")
         assert visitor.complaints == []
         assert all(url.startswith((load.url + "/", "data:")) for url in visitor.asked)

@@ -67,7 +67,7 @@ async def reading(server: triglot.Server, path: str = "", **options: Any) -> Asy
         assert all(url.startswith((caller.url, "data:")) for url in caller.asked)
 
 
-async def is_said(caller: BrowserPage, text: str) -> None:
+async def is_documented(caller: BrowserPage, text: str) -> None:
     """As an alert, by the form."""
     await expect(caller.page.locator("#token-problem")).to_have_text(re.compile(text))
 
@@ -105,17 +105,17 @@ async def test_with_the_keyboard_only(serve: Serve, phone: bool) -> None:
     options: dict[str, Any] = {"viewport": {"width": 360, "height": 740}, "is_mobile": True} if phone else {}
     async with serve(READER) as server, reading(server, **options) as caller:
         page, keys = caller.page, caller.page.keyboard
-        await is_said(caller, "^metrics needs credentials: a token in ")
+        await is_documented(caller, "^metrics needs credentials: a token in ")
         await expect(page.locator("#connection")).to_have_text("needs a token")
         # No look at the server takes the field from whoever types.
         assert await page.evaluate(FOCUSED) == "token"
         await keys.type("two words")
         await keys.press("Enter")
-        await is_said(caller, "^expected a token, ASCII without spaces$")
+        await is_documented(caller, "^expected a token, ASCII without spaces$")
         await keys.press("Control+A")
         await keys.type("wrong")
         await keys.press("Enter")
-        await is_said(caller, "^the token is unknown$")
+        await is_documented(caller, "^the token is unknown$")
         assert await page.evaluate(FOCUSED) == "token"
         assert await page.evaluate(OVERFLOW) == 0
         assert await page.evaluate("sessionStorage.length") == 0
@@ -130,7 +130,7 @@ async def test_with_the_keyboard_only(serve: Serve, phone: bool) -> None:
         assert await page.evaluate(FOCUSED) == "Forget token"
         await keys.press("Enter")
         # Nothing stays of what the token has shown.
-        await is_said(caller, "^metrics needs credentials")
+        await is_documented(caller, "^metrics needs credentials")
         assert "half_plus_two" not in await page.evaluate(EVERYWHERE)
         assert await page.evaluate("sessionStorage.length") == 0
 
@@ -162,7 +162,7 @@ async def test_a_token_that_is_withdrawn_while_the_page_is_open(serve: Serve, fi
         await caller.choose("half_plus_two")
         await caller.fill("x", "[7, 8]")
         write(file, client("reader", ["new"], ["infer", "inspect"]))
-        await is_said(caller, "^the token is unknown$")
+        await is_documented(caller, "^the token is unknown$")
         await expect(caller.page.locator("#connection")).to_have_text("needs a token")
         # Who works elsewhere stays there, and what was typed, too.
         assert await caller.page.evaluate("document.activeElement.tagName") == "TEXTAREA"
@@ -226,7 +226,7 @@ async def test_anybody_may_look_and_a_client_may_call(serve: Serve) -> None:
         await caller.choose("half_plus_two")
         assert "TRIGLOT_TOKEN" not in (await caller.snippets())["curl"]
         await caller.run()
-        await is_said(caller, "^infer needs credentials")
+        await is_documented(caller, "^infer needs credentials")
         await expect(caller.page.locator("#connection")).to_have_text("live")
         await caller.give(TOKEN)
         await caller.run()
@@ -237,7 +237,7 @@ async def test_the_page_of_the_rest_api(serve: Serve, tmp_path: Path) -> None:
     infer = "#post_v2_models_half_plus_two_infer"
     async with serve(READER) as server, reading(server, "docs" + infer) as caller:
         page = caller.page
-        await is_said(caller, "^metadata needs credentials")
+        await is_documented(caller, "^metadata needs credentials")
         await caller.give(TOKEN)
         operation = page.locator(infer)
         line = await operation.get_by_label("curl").inner_text()

@@ -290,8 +290,8 @@ async def test_a_version_that_is_loaded_again_begins_at_zero(tmp_path: Path) -> 
 
 async def test_instances_that_are_processes(tmp_path: Path) -> None:
     (tmp_path / "m" / "1").mkdir(parents=True)
-    said = '    execution = "process"\n    example = {"x": np.array([1], "i4")}\n\n'
-    text = SOURCE.replace("ADDED", "1").replace("    def", f"{said}    def")
+    in_a_process = '    execution = "process"\n    example = {"x": np.array([1], "i4")}\n\n'
+    text = SOURCE.replace("ADDED", "1").replace("    def", f"{in_a_process}    def")
     (tmp_path / "m" / "1" / "model.py").write_text("import numpy as np\n" + text)
     async with of_folder(tmp_path) as served:
         assert counts(await served.stats("m")) == NOTHING

@@ -208,8 +208,8 @@ def test_operations_of_a_package_that_is_not_installed(model: str, rest: Rest) -
     operation, module, requirement = PACKAGES[model]
     state, reason = index(rest)[model]
     assert state == "UNAVAILABLE"
-    said = f": its operation {operation} needs {module}, which is not installed; run: pip install {requirement}"
-    assert said in reason
+    problem = f": its operation {operation} needs {module}, which is not installed; run: pip install {requirement}"
+    assert problem in reason
 
 
 def test_operations_that_nobody_has(rest: Rest) -> None:

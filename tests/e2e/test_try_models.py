@@ -290,11 +290,15 @@ async def test_examples_and_sequences(caller: Caller) -> None:
 
 
 async def test_errors_are_shown_as_the_server_sent_them(caller: Caller) -> None:
-    for protocol, said in (("KServe V2", "400 Bad Request"), ("TF Serving", "400 Bad Request"), ("grps", "500 ")):
+    for protocol, status in (
+        ("KServe V2", "400 Bad Request"),
+        ("TF Serving", "400 Bad Request"),
+        ("grps", "500 "),
+    ):
         await caller.choose("fails", protocol)
         async with caller.page.expect_response(re.compile(r"/v1/models/|/v2/models/|/infer/predict")) as sent:
             await caller.run()
-        await expect(caller.status).to_have_text(re.compile(f"^{said}.* in "))
+        await expect(caller.status).to_have_text(re.compile(f"^{status}.* in "))
         assert await caller.page.locator("#answer pre").text_content() == await (await sent.value).text()
         assert "touch pwned" in await (await sent.value).text()
     assert await caller.page.locator("img").count() == 0

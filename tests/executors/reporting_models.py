@@ -144,8 +144,8 @@ class Reporting:
 
     async def say(self, text: str, call: Call | None = None, **inputs: Any) -> str:
         """What the model answers, as text."""
-        said: bytes = (await self.run(text, call, **inputs))["said"].item()
-        return said.decode()
+        answer: bytes = (await self.run(text, call, **inputs))["said"].item()
+        return answer.decode()
 
     async def pid(self) -> int:
         """Of a process."""

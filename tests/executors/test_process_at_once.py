@@ -273,10 +273,10 @@ async def test_threads_of_async_code_reach_others_too(tmp_path: Path) -> None:
 def ask():
     return int(call.infer('other', {})['y']), int(next(call.infer_stream('other', {}))['y'])
 return await asyncio.gather(*(asyncio.to_thread(ask) for _ in range(3)))"""
-        said = literal_eval(await served.say(text, call))
+        answers = literal_eval(await served.say(text, call))
         # The streams of those that are answered first may be open by then.
-        assert all(count >= 3 and first == 0 for count, first in said)
-        assert len(said) == 3
+        assert all(count >= 3 and first == 0 for count, first in answers)
+        assert len(answers) == 3
         await until(other.closed.is_set)
 
 

@@ -38,12 +38,12 @@ async def test_each_instance_is_a_process_of_its_own(
         async with reporting(tmp_path, more=TWO_INSTANCES) as served:
             there = "(folder / f'in-{os.getpid()}').touch()"
             gate = f"{there}\nwhile len(list(folder.glob('in-*'))) < 2: time.sleep(0.005)"
-            said = await asyncio.gather(*(served.say(f"{gate}\nanswer = os.getpid()") for _ in range(2)))
-            assert len({*said, str(os.getpid())}) == 3
-            assert sorted(said) == sorted(children())
+            answers = await asyncio.gather(*(served.say(f"{gate}\nanswer = os.getpid()") for _ in range(2)))
+            assert len({*answers, str(os.getpid())}) == 3
+            assert sorted(answers) == sorted(children())
             assert served.servable.alive
             assert served.readings()["processes"] == 2
-    assert served.files("closed") == sorted(f"closed-{pid}" for pid in said)
+    assert served.files("closed") == sorted(f"closed-{pid}" for pid in answers)
     assert children() == []
 
 

@@ -238,9 +238,9 @@ answer = os.getpid()
 async def test_an_idempotent_call_runs_again_elsewhere(tmp_path: Path, infer: str) -> None:
     returns = "" if infer == PLAIN else "return answer"
     async with reporting(tmp_path, infer, more=IDEMPOTENT + TWO_INSTANCES) as served:
-        said = await served.say(DIES.replace("LOSSES", "2") + returns)
+        answer = await served.say(DIES.replace("LOSSES", "2") + returns)
         assert len(runs := served.files("run-")) == 3
-        assert f"run-{said}" in runs
+        assert f"run-{answer}" in runs
         assert served.readings()["processes_lost ended"] == 2
 
 

@@ -141,8 +141,8 @@ async def test_a_load_error_of_the_models_own_without_a_code(tmp_path: Path) -> 
 )
 async def test_the_loop_survives_what_ends_loops(tmp_path: Path, text: str) -> None:
     async with reporting(tmp_path, ON_LOOP) as served:
-        said = f"{text}\nawait asyncio.sleep(0)\nreturn os.getpid()"
-        assert await served.say(said) == await served.say("return os.getpid()")
+        code = f"{text}\nawait asyncio.sleep(0)\nreturn os.getpid()"
+        assert await served.say(code) == await served.say("return os.getpid()")
 
 
 async def test_a_loop_that_cannot_go_on_is_lost_with_its_process(tmp_path: Path) -> None:

@@ -55,5 +55,5 @@ async def test_nothing_is_left_of_processes_that_crash(tmp_path: Path) -> None:
         await until(lambda: len(children()) == INSTANCES)
         assert served.readings()["processes_lost ended"] == INSTANCES * ROUNDS
     await until(
-        lambda: all(now <= at_first[what] for what, now in left().items()), said=lambda: (at_first, left())
+        lambda: all(now <= at_first[what] for what, now in left().items()), detail=lambda: (at_first, left())
     )

@@ -61,7 +61,7 @@ async def together(served: Reporting, texts: Sequence[str], calls: Sequence[Call
         return await asyncio.gather(*runs, return_exceptions=True)
 
 
-def said(answer: Mapping[str, Any]) -> str:
+def text_of(answer: Mapping[str, Any]) -> str:
     text: bytes = answer["said"].item()
     return text.decode()
 
@@ -76,7 +76,9 @@ async def test_each_request_of_a_list_has_its_own_inputs_call_and_answer(
             call.request_id, call.parameters = f"r{number}", {"number": number}
         text = SAYS % "(call.request_id, call.parameters['number'], len(calls), call.batch_size)"
         answers = await together(served, [text] * 8, calls)
-        assert [said(answer) for answer in answers] == [str((f"r{number}", number, 8, 8)) for number in range(8)]
+        assert [text_of(answer) for answer in answers] == [
+            str((f"r{number}", number, 8, 8)) for number in range(8)
+        ]
         assert served.files("list") == ["list-8"]
 
 
@@ -94,7 +96,7 @@ async def test_each_request_of_a_list_has_its_own_error(tmp_path: Path, infer: s
             SAYS % 8,
         ]
         answers = await together(served, texts)
-        assert (said(answers[0]), said(answers[7])) == ("1", "8")
+        assert (text_of(answers[0]), text_of(answers[7])) == ("1", "8")
         assert isinstance(answers[1], NotFound)
         assert answers[1].message == "no two"
         assert all(isinstance(answer, Internal) for answer in answers[2:7])
@@ -127,7 +129,7 @@ async def test_a_member_that_leaves_is_seen_and_leaves_the_others(tmp_path: Path
         await served.entered("in")
         calls[3].cancel()
         answers = await running
-        assert [said(answer) for answer in answers] == ["3", "False", "False", "True", *["False"] * 4]
+        assert [text_of(answer) for answer in answers] == ["3", "False", "False", "True", *["False"] * 4]
 
 
 @KINDS
@@ -137,7 +139,7 @@ async def test_a_list_ends_with_its_process(tmp_path: Path, infer: str, kind: st
         assert all(isinstance(answer, Unavailable) for answer in answers)
         assert len({id(answer) for answer in answers}) == 8
         assert "exited with status 3" in str(answers[0])
-        assert {said(answer) for answer in await together(served, [SAYS % 1] * 8)} == {"1"}
+        assert {text_of(answer) for answer in await together(served, [SAYS % 1] * 8)} == {"1"}
 
 
 async def test_members_reach_others_on_behalf_of_their_own_call(tmp_path: Path) -> None:
@@ -154,7 +156,7 @@ async def test_members_reach_others_on_behalf_of_their_own_call(tmp_path: Path) 
             "(answer['said'].item(), answer.parameters, call.metadata)"
         )
         answers = await together(served, [text] * 8, calls)
-        assert [said(answer) for answer in answers] == [
+        assert [text_of(answer) for answer in answers] == [
             str((f"r{number}".encode(), {"from": f"r{number}"}, {"n": str(number)})) for number in range(8)
         ]
 

@@ -138,8 +138,10 @@ async def test_processes_run_on_their_cpus(tmp_path: Path) -> None:
         gate = (
             "(folder / f'in-{os.getpid()}').touch()\nwhile len(list(folder.glob('in-*'))) < 2: time.sleep(0.005)"
         )
-        said = await asyncio.gather(*(served.say(f"{gate}\nanswer = os.sched_getaffinity(0)") for _ in range(2)))
-        assert sorted(said) == sorted(str({cpu}) for cpu in cpus)
+        answers = await asyncio.gather(
+            *(served.say(f"{gate}\nanswer = os.sched_getaffinity(0)") for _ in range(2))
+        )
+        assert sorted(answers) == sorted(str({cpu}) for cpu in cpus)
 
 
 @pytest.mark.parametrize("by", ["class", "configuration"])

@@ -122,10 +122,10 @@ async def test_instances_are_spread_over_the_nodes(tmp_path: Path) -> None:
         gate = (
             "(folder / f'in-{os.getpid()}').touch()\nwhile len(list(folder.glob('in-*'))) < 2: time.sleep(0.005)"
         )
-        said = await asyncio.gather(*(served.say(f"{gate}\nanswer = os.getpid()") for _ in range(2)))
-        assert len({*said, str(os.getpid())}) == 3
+        answers = await asyncio.gather(*(served.say(f"{gate}\nanswer = os.getpid()") for _ in range(2)))
+        assert len({*answers, str(os.getpid())}) == 3
         assert served.servable.alive
-    assert served.files("closed") == sorted(f"closed-{pid}" for pid in said)
+    assert served.files("closed") == sorted(f"closed-{pid}" for pid in answers)
 
 
 async def test_options_in_a_class_that_only_the_configuration_runs_on_ray(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ class StreamingOnLoop(Plain):
         yield inputs
 
 
-def model_of(kind: type[Model] = Plain, **said: Any) -> Model:
+def model_of(kind: type[Model] = Plain, **attributes: Any) -> Model:
     model = kind()
-    vars(model).update(said)
+    vars(model).update(attributes)
     return model

@@ -53,9 +53,9 @@ def test_a_model_that_has_placed_its_instances_says_how_many() -> None:
 )
 def test_decoupled_must_be_what_the_model_is(kind: Callable[[], Model], decoupled: bool) -> None:
     configure(kind(), ModelConfig(decoupled=decoupled))
-    said, has = ("false", "yields responses") if decoupled else ("true", "returns one response")
+    configured, has = ("false", "yields responses") if decoupled else ("true", "returns one response")
     assert wrong(kind(), ModelConfig(decoupled=not decoupled)) == (
-        f"model_transaction_policy.decoupled: the configuration says {said}, the model's infer {has}"
+        f"model_transaction_policy.decoupled: the configuration says {configured}, the model's infer {has}"
     )
 
 

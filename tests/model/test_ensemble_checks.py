@@ -166,10 +166,10 @@ WRONG_FIT: dict[str, tuple[Signature, Part, Part, str]] = {
 }
 
 
-@pytest.mark.parametrize(("signature", "one", "two", "text"), WRONG_FIT.values(), ids=WRONG_FIT)
-def test_models_that_do_not_fit(signature: Signature, part: Part, two: Part, text: str) -> None:
+@pytest.mark.parametrize(("signature", "first", "second", "text"), WRONG_FIT.values(), ids=WRONG_FIT)
+def test_models_that_do_not_fit(signature: Signature, first: Part, second: Part, text: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(f'ensemble_scheduling.step{text}')}$"):
-        check_fit(CHAIN, signature, [part, two], IN_CONFIG)
+        check_fit(CHAIN, signature, [first, second], IN_CONFIG)
 
 
 def test_an_output_that_does_not_fit() -> None:
@@ -257,9 +257,9 @@ FITS: dict[str, tuple[Signature, Part, Part]] = {
 }
 
 
-@pytest.mark.parametrize(("signature", "one", "two"), FITS.values(), ids=FITS)
-def test_models_that_fit(signature: Signature, part: Part, two: Part) -> None:
-    check_fit(CHAIN, signature, [part, two], IN_CONFIG)
+@pytest.mark.parametrize(("signature", "first", "second"), FITS.values(), ids=FITS)
+def test_models_that_fit(signature: Signature, first: Part, second: Part) -> None:
+    check_fit(CHAIN, signature, [first, second], IN_CONFIG)
 
 
 def test_steps_are_values() -> None:

@@ -140,10 +140,13 @@ def test_a_configuration_says_which_inputs_are_optional() -> None:
     assert signatures_of(model)["serving_default"].may_lack == {"bias"}
 
 
-@pytest.mark.parametrize("said", [False, True])
-def test_what_the_model_declares_optional_stays_so(said: bool) -> None:
+@pytest.mark.parametrize("optional_in_config", [False, True])
+def test_what_the_model_declares_optional_stays_so(optional_in_config: bool) -> None:
     model = Adding()
-    configure(model, ModelConfig(max_batch_size=8, inputs=[TensorConfig("bias", "INT32", [1], optional=said)]))
+    configure(
+        model,
+        ModelConfig(max_batch_size=8, inputs=[TensorConfig("bias", "INT32", [1], optional=optional_in_config)]),
+    )
     assert [spec.optional for spec in model.inputs] == [False, True]
 
 

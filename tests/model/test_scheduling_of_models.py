@@ -34,7 +34,7 @@ NO_SECONDS = "expected a number of seconds, 0 for no limit"
 
 
 @pytest.mark.parametrize(
-    ("kind", "said", "message"),
+    ("kind", "attributes", "message"),
     [
         (Plain, {"dynamic_batching": True}, "dynamic_batching: expected DynamicBatching, got True"),
         (
@@ -132,14 +132,14 @@ NO_SECONDS = "expected a number of seconds, 0 for no limit"
         (Plain, {"hang_seconds": float("inf")}, f"hang_seconds: {NO_SECONDS}, got inf"),
     ],
 )
-def test_what_a_model_cannot_say(kind: type[Model], said: dict[str, Any], message: str) -> None:
+def test_what_a_model_cannot_say(kind: type[Model], attributes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=": expected ") as caught:
-        check_scheduling(model_of(kind, **said))
+        check_scheduling(model_of(kind, **attributes))
     assert str(caught.value).startswith(message)
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("kind", "attributes"),
     [
         (Plain, {}),
         (Plain, {"dynamic_batching": DynamicBatching(policy=QueuePolicy(timeout=1))}),
@@ -155,8 +155,8 @@ def test_what_a_model_cannot_say(kind: type[Model], said: dict[str, Any], messag
         (Plain, {"longest_run": 90}),
     ],
 )
-def test_what_a_model_can_say(kind: type[Model], said: dict[str, Any]) -> None:
-    check_scheduling(model_of(kind, **said))
+def test_what_a_model_can_say(kind: type[Model], attributes: dict[str, Any]) -> None:
+    check_scheduling(model_of(kind, **attributes))
 
 
 # --- what no client sends or gets ---
@@ -212,7 +212,7 @@ def test_the_models_own_limit_holds_for_a_configuration() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "said", "config", "message"),
+    ("kind", "attributes", "config", "message"),
     [
         (
             Plain,
@@ -247,8 +247,8 @@ def test_the_models_own_limit_holds_for_a_configuration() -> None:
     ],
 )
 def test_a_configuration_that_does_not_fit(
-    kind: type[Model], said: dict[str, Any], config: ModelConfig, message: str
+    kind: type[Model], attributes: dict[str, Any], config: ModelConfig, message: str
 ) -> None:
     with pytest.raises(ValueError, match=": expected ") as caught:
-        configure(model_of(kind, **said), config)
+        configure(model_of(kind, **attributes), config)
     assert str(caught.value) == message

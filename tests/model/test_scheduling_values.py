@@ -24,7 +24,7 @@ SECONDS = "0 to 3.1536e+07 seconds"
 
 
 @pytest.mark.parametrize(
-    ("make", "said", "message"),
+    ("make", "values", "message"),
     [
         (QueuePolicy, {"timeout": -1}, f"timeout: expected {SECONDS}, got -1"),
         (QueuePolicy, {"timeout": "1"}, "timeout: expected seconds, got '1'"),
@@ -134,9 +134,9 @@ SECONDS = "0 to 3.1536e+07 seconds"
         ),
     ],
 )
-def test_a_value_that_cannot_be(make: Callable[..., Any], said: Mapping[str, Any], message: str) -> None:
+def test_a_value_that_cannot_be(make: Callable[..., Any], values: Mapping[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=": expected ") as caught:
-        make(**said)
+        make(**values)
     blocks = ((DynamicBatching, "dynamic_batching."), (SequenceBatching, "sequence_batching."))
     block = next((key for kind, key in blocks if kind is make), "")
     assert str(caught.value).startswith(f"{block}{message}")

@@ -15,7 +15,7 @@ from triglot.model.validation import bind_outputs
 
 TO = Signature([], [TensorSpec("y", "FP32", [-1, 3]), TensorSpec("t", "BYTES", [-1])])
 GOOD = {"y": np.ones((2, 3), "f4"), "t": np.array([b"a"], dtype=object)}
-SAID = "model 'm' returned output 'y'"
+RETURNED = "model 'm' returned output 'y'"
 
 
 # numpy has it since 2.0.
@@ -28,15 +28,15 @@ VARIABLE_TEXT = [np.dtypes.StringDType] if hasattr(np.dtypes, "StringDType") els
         (None, "model 'm' returned NoneType, expected a dict of outputs by name"),
         (np.ones(3), "model 'm' returned ndarray, expected a dict of outputs by name"),
         ({"t": GOOD["t"], "z": 1}, "model 'm' returned no output 'y', only ['t', 'z']"),
-        (GOOD | {"y": np.ones((2, 3))}, f"{SAID} as FP64, its signature says FP32"),
-        (GOOD | {"y": [[1.0, 2.0, 3.0]]}, f"{SAID} as FP64, its signature says FP32"),
-        (GOOD | {"y": np.array([["a"] * 3])}, f"{SAID} as BYTES, its signature says FP32"),
-        (GOOD | {"y": np.ones((2, 4), "f4")}, f"{SAID} with shape [2,4], its signature says [-1,3]"),
-        (GOOD | {"y": np.ones(3, "f4")}, f"{SAID} with shape [3], its signature says [-1,3]"),
-        (GOOD | {"y": np.float32(1)}, f"{SAID} with shape [], its signature says [-1,3]"),
+        (GOOD | {"y": np.ones((2, 3))}, f"{RETURNED} as FP64, its signature says FP32"),
+        (GOOD | {"y": [[1.0, 2.0, 3.0]]}, f"{RETURNED} as FP64, its signature says FP32"),
+        (GOOD | {"y": np.array([["a"] * 3])}, f"{RETURNED} as BYTES, its signature says FP32"),
+        (GOOD | {"y": np.ones((2, 4), "f4")}, f"{RETURNED} with shape [2,4], its signature says [-1,3]"),
+        (GOOD | {"y": np.ones(3, "f4")}, f"{RETURNED} with shape [3], its signature says [-1,3]"),
+        (GOOD | {"y": np.float32(1)}, f"{RETURNED} with shape [], its signature says [-1,3]"),
         (
             GOOD | {"y": np.zeros((2, 3), "M8[s]")},
-            f"{SAID}: numpy dtype datetime64[s] has no datatype; use one of {', '.join(DATATYPES)}",
+            f"{RETURNED}: numpy dtype datetime64[s] has no datatype; use one of {', '.join(DATATYPES)}",
         ),
     ],
 )

@@ -80,8 +80,8 @@ async def asked(served: Served, name: str, version: str = "") -> dict[str, Any]:
     assert (status, headers["Content-Type"]) == (200, "application/json")
     message = json_format.Parse(body, model_config_pb2.ModelConfig())
     assert message == pb.ModelConfigResponse.FromString(reply).config
-    said: dict[str, Any] = json.loads(body)
-    return said
+    config: dict[str, Any] = json.loads(body)
+    return config
 
 
 async def configured(

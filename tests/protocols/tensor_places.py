@@ -99,7 +99,7 @@ SHRUNK = (
 
 
 @dataclass(frozen=True)
-class Said:
+class Outcome:
     """A code with its text, or outputs by name: datatype, shape, and their bytes as they came."""
 
     code: Code
@@ -113,7 +113,7 @@ class Said:
 
 async def ask(
     served: Served, interface: str, model: str, inputs: Sequence[In], outputs: Wishes | None = None
-) -> Said:
+) -> Outcome:
     """One answer, as raw data."""
     if interface == "rest":
         return await _rest(served, model, inputs, outputs or {})
@@ -121,10 +121,10 @@ async def ask(
     if interface == "stream":
         return (await stream(served, [message]))[0]
     code, text, reply = await served.grpc.call("ModelInfer", message.SerializeToString())
-    return Said(code, text) if code is not Code.OK else _said(pb.ModelInferResponse.FromString(reply))
+    return Outcome(code, text) if code is not Code.OK else _outcome_of(pb.ModelInferResponse.FromString(reply))
 
 
-async def stream(served: Served, messages: Sequence[pb.ModelInferRequest]) -> list[Said]:
+async def stream(served: Served, messages: Sequence[pb.ModelInferRequest]) -> list[Outcome]:
     """Everything that one ModelStreamInfer answers; errors in band have the code UNKNOWN."""
 
     async def requests() -> AsyncIterator[bytes]:
@@ -134,14 +134,14 @@ async def stream(served: Served, messages: Sequence[pb.ModelInferRequest]) -> li
     answers = []
     async for data in served.grpc.channel.stream_stream(SERVICE + "ModelStreamInfer")(requests(), timeout=20):
         answer = pb.ModelStreamInferResponse.FromString(data)
-        failed = Said(Code.UNKNOWN, answer.error_message)
-        answers.append(failed if answer.error_message else _said(answer.infer_response))
+        failed = Outcome(Code.UNKNOWN, answer.error_message)
+        answers.append(failed if answer.error_message else _outcome_of(answer.infer_response))
     return answers
 
 
-def _said(reply: pb.ModelInferResponse) -> Said:
+def _outcome_of(reply: pb.ModelInferResponse) -> Outcome:
     pairs = zip(reply.outputs, reply.raw_output_contents, strict=True)
-    return Said(Code.OK, "", {pair.name: (pair.datatype, list(pair.shape), raw) for pair, raw in pairs})
+    return Outcome(Code.OK, "", {pair.name: (pair.datatype, list(pair.shape), raw) for pair, raw in pairs})
 
 
 def message_of(model: str, inputs: Sequence[In], outputs: Wishes, request_id: str = "") -> pb.ModelInferRequest:
@@ -177,7 +177,7 @@ def options(wish: OutputOptions | None) -> dict[str, Any]:
     return place | ({"shared_memory_offset": wish.region.offset} if wish.region.offset else {})
 
 
-async def _rest(served: Served, model: str, inputs: Sequence[In], outputs: Wishes) -> Said:
+async def _rest(served: Served, model: str, inputs: Sequence[In], outputs: Wishes) -> Outcome:
     tensors, tail = [], b""
     for input_tensor in inputs:
         tensor: dict[str, Any] = {
@@ -206,7 +206,7 @@ async def _rest(served: Served, model: str, inputs: Sequence[In], outputs: Wishe
         "POST", f"/v2/models/{model}/infer", text + tail, {LENGTH: str(len(text))}
     )
     if status != STATUS_OF[Code.OK]:
-        return Said(code_of(status), json.loads(reply)["error"])
+        return Outcome(code_of(status), json.loads(reply)["error"])
     at = int(headers.get(LENGTH, len(reply)))
     found = {}
     for output in json.loads(reply[:at])["outputs"]:
@@ -215,7 +215,7 @@ async def _rest(served: Served, model: str, inputs: Sequence[In], outputs: Wishe
         found[output["name"]] = (output["datatype"], output["shape"], reply[at : at + size])
         at += size
     assert at == len(reply)
-    return Said(Code.OK, "", found)
+    return Outcome(Code.OK, "", found)
 
 
 async def register(

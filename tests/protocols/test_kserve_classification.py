@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from kserve_served import Served, serve_models
-from tensor_places import INTERFACES, In, Said, ask
+from tensor_places import INTERFACES, In, Outcome, ask
 
 import triglot
 from triglot.core.errors import Code, InvalidArgument, ModelLoadError
@@ -181,35 +181,35 @@ ROW = np.array([1, 4, 3, 2], "f4")
 FIRST = [b"4.000000:1:dog", b"3.000000:2", b"2.000000:3:small bird"]
 
 
-def elements(said: Said) -> tuple[str, list[int], list[bytes]]:
-    assert said.outputs is not None, said
-    datatype, shape, raw = said.outputs["y"]
+def elements(outcome: Outcome) -> tuple[str, list[int], list[bytes]]:
+    assert outcome.outputs is not None, outcome
+    datatype, shape, raw = outcome.outputs["y"]
     return datatype, shape, unpack_bytes(raw, math.prod(shape))
 
 
 @in_module
 @EVERY
 async def test_a_model_with_labels(interface: str, served: Served) -> None:
-    said = await ask(served, interface, "labelled", [In("x", ROW)], {"y": OutputOptions(3)})
-    assert elements(said) == ("BYTES", [3], FIRST)
-    said = await ask(served, interface, "labelled", [In("x", ROW)], {"y": OutputOptions(2**40), "z": None})
-    assert elements(said) == ("BYTES", [4], [*FIRST, b"1.000000:0:cat"])
-    assert said.raw("z") == ROW.astype("f2").tobytes()
-    said = await ask(served, interface, "plain", [In("x", ROW)], {"y": OutputOptions(1)})
-    assert elements(said) == ("BYTES", [1], [b"4.000000:1"])
+    outcome = await ask(served, interface, "labelled", [In("x", ROW)], {"y": OutputOptions(3)})
+    assert elements(outcome) == ("BYTES", [3], FIRST)
+    outcome = await ask(served, interface, "labelled", [In("x", ROW)], {"y": OutputOptions(2**40), "z": None})
+    assert elements(outcome) == ("BYTES", [4], [*FIRST, b"1.000000:0:cat"])
+    assert outcome.raw("z") == ROW.astype("f2").tobytes()
+    outcome = await ask(served, interface, "plain", [In("x", ROW)], {"y": OutputOptions(1)})
+    assert elements(outcome) == ("BYTES", [1], [b"4.000000:1"])
 
 
 @in_module
 @EVERY
 async def test_a_model_that_batches(interface: str, served: Served) -> None:
-    said = await ask(served, interface, "batched", [In("x", np.stack([ROW, -ROW]))], {"y": OutputOptions(1)})
-    assert elements(said) == ("BYTES", [2, 1], [b"4.000000:1:dog", b"-1.000000:0:cat"])
+    outcome = await ask(served, interface, "batched", [In("x", np.stack([ROW, -ROW]))], {"y": OutputOptions(1)})
+    assert elements(outcome) == ("BYTES", [2, 1], [b"4.000000:1:dog", b"-1.000000:0:cat"])
 
 
 @in_module
 async def test_a_stream_of_answers(served: Served) -> None:
-    said = await ask(served, "stream", "decoupled", [In("x", ROW)], {"y": OutputOptions(1)})
-    assert elements(said) == ("BYTES", [1], FIRST[:1])
+    outcome = await ask(served, "stream", "decoupled", [In("x", ROW)], {"y": OutputOptions(1)})
+    assert elements(outcome) == ("BYTES", [1], FIRST[:1])
 
 
 @in_module
@@ -231,19 +231,19 @@ async def test_texts_of_json(served: Served) -> None:
 async def test_many_values(interface: str, served: Served) -> None:
     """Looked at elsewhere than on the loop."""
     many = np.arange(MAX_ELEMENTS, dtype="f4")
-    said = await ask(served, interface, "plain", [In("x", many)], {"y": OutputOptions(2)})
-    assert elements(said)[2] == [b"999999.000000:999999", b"999998.000000:999998"]
-    said = await ask(served, interface, "plain", [In("x", np.append(many, many[:1]))], {"y": OutputOptions(2)})
+    outcome = await ask(served, interface, "plain", [In("x", many)], {"y": OutputOptions(2)})
+    assert elements(outcome)[2] == [b"999999.000000:999999", b"999998.000000:999998"]
+    outcome = await ask(served, interface, "plain", [In("x", np.append(many, many[:1]))], {"y": OutputOptions(2)})
     code = Code.UNKNOWN if interface == "stream" else Code.INVALID_ARGUMENT
-    assert (said.code, said.text.endswith("it has 1000001 elements, the limit is 1000000")) == (code, True)
+    assert (outcome.code, outcome.text.endswith("it has 1000001 elements, the limit is 1000000")) == (code, True)
 
 
 @in_module
 @EVERY
 async def test_an_output_that_has_no_classes(interface: str, served: Served) -> None:
-    said = await ask(served, interface, "plain", [In("x", ROW)], {"z": OutputOptions(2)})
+    outcome = await ask(served, interface, "plain", [In("x", ROW)], {"z": OutputOptions(2)})
     code = Code.UNKNOWN if interface == "stream" else Code.INVALID_ARGUMENT
-    assert said == Said(code, "class result not available for output 'z' due to unsupported type 'FP16'")
+    assert outcome == Outcome(code, "class result not available for output 'z' due to unsupported type 'FP16'")
 
 
 @in_module
@@ -305,8 +305,8 @@ async def test_labels_of_an_ensemble(tmp_path: Path) -> None:
     for name, step in (("m", "inner"), ("inner", "scores"), ("own", "inner")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "labels.txt").write_bytes(b"own\nown")
-        said = output("labels.txt" if name == "own" else "")
-        (tmp_path / name / "config.pbtxt").write_text(ENSEMBLE % (said, step))
+        output_text = output("labels.txt" if name == "own" else "")
+        (tmp_path / name / "config.pbtxt").write_text(ENSEMBLE % (output_text, step))
     async with serve_models([tmp_path], model_control_mode="explicit", load_model="*") as served:
         assert [await first(served, name) for name in ("m", "own")] == [b"4.000000:1:before", b"4.000000:1:own"]
         (tmp_path / "scores" / "labels.txt").write_bytes(b"after\nafter")

@@ -249,8 +249,8 @@ async def test_files_that_cannot_be(
     put(tmp_path / "a", says=7)
     async with serve_models([tmp_path], **EXPLICIT, load_model="a", allow_model_upload=True) as served:
         control = control_of(served, interface)
-        said = {} if config is None else {"config": config}
-        told = await control.load("a", **{f"file:{path}": content(interface, "nothing")}, **said)
+        configured = {} if config is None else {"config": config}
+        told = await control.load("a", **{f"file:{path}": content(interface, "nothing")}, **configured)
         assert told[0] is code
         assert told[1].startswith(text)
         assert await ask(served, "a") == 7

@@ -105,9 +105,9 @@ async def test_what_means_something_to_the_server_is_left_out(tmp_path: Path) ->
 async def test_requests_that_say_unlike_things_share_no_batch(tmp_path: Path) -> None:
     extra = "max_batch_size = 8\n    dynamic_batching = triglot.DynamicBatching(max_queue_delay=0.05)"
     async with serving(tmp_path, extra) as clients:
-        said: list[dict[str, Any]] = [{}, {"on": True}, {"on": 1}, {"on": 1.0}, {"on": "1"}, {"off": True}]
-        answers = await asyncio.gather(*(clients.by_grpc(parameter) for parameter in said for _ in range(4)))
-        expected = [{"a": parameter} if parameter else {} for parameter in said for _ in range(4)]
+        parameters: list[dict[str, Any]] = [{}, {"on": True}, {"on": 1}, {"on": 1.0}, {"on": "1"}, {"off": True}]
+        answers = await asyncio.gather(*(clients.by_grpc(parameter) for parameter in parameters for _ in range(4)))
+        expected = [{"a": parameter} if parameter else {} for parameter in parameters for _ in range(4)]
         assert [json.dumps(told) for told, _ in answers] == [json.dumps(parameter) for parameter in expected]
 
 

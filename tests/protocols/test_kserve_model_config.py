@@ -33,16 +33,16 @@ from waiting import until
 async def test_both_interfaces_know_all_models() -> None:
     async with serve_models() as served:
         for name in served.server.dataplane.model_names(EVERYTHING):
-            said = await asked(served, name)
-            assert said["name"] == name
-            assert said["backend"] == "python"
+            config = await asked(served, name)
+            assert config["name"] == name
+            assert config["backend"] == "python"
             metadata = served.server.dataplane.metadata(EVERYTHING, name)
-            batch = [-1] if said["max_batch_size"] else []
+            batch = [-1] if config["max_batch_size"] else []
             for key, specs in (("input", metadata.signature.inputs), ("output", metadata.signature.outputs)):
-                assert [(tensor["name"], [*batch, *tensor["dims"]]) for tensor in said[key]] == [
+                assert [(tensor["name"], [*batch, *tensor["dims"]]) for tensor in config[key]] == [
                     (spec.name, list(spec.shape or ())) for spec in specs
                 ]
-            assert said["model_transaction_policy"] == {"decoupled": metadata.decoupled}
+            assert config["model_transaction_policy"] == {"decoupled": metadata.decoupled}
 
 
 async def test_a_model_without_a_configuration(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ async def test_a_model_without_a_configuration(tmp_path: Path) -> None:
     }
 
 
-SAID = """
+CONFIG_TEXT = """
 backend: "python" max_batch_size: 4 version_policy { latest { num_versions: 2 } }
 input { name: "x" data_type: TYPE_FP32 format: FORMAT_NCHW dims: 3 }
 instance_group [ { count: 2 }, { kind: KIND_CPU name: "own" } ]
@@ -107,21 +107,21 @@ model_warmup {
 
 
 async def test_what_is_configured_is_repeated_and_completed(tmp_path: Path) -> None:
-    said = await configured(tmp_path, SAID)
-    assert said["version_policy"] == {"latest": {"num_versions": 2}}
-    assert [(tensor["name"], tensor["format"], tensor["dims"]) for tensor in said["input"]] == [
+    config = await configured(tmp_path, CONFIG_TEXT)
+    assert config["version_policy"] == {"latest": {"num_versions": 2}}
+    assert [(tensor["name"], tensor["format"], tensor["dims"]) for tensor in config["input"]] == [
         ("x", "FORMAT_NCHW", [3])
     ]
-    assert [(tensor["name"], tensor["data_type"]) for tensor in said["output"]] == [("y", "TYPE_STRING")]
-    assert said["instance_group"] == [{"name": "m_0", "count": 2, **CPU}, {"name": "own", "count": 1, **CPU}]
-    assert said["optimization"] == {
+    assert [(tensor["name"], tensor["data_type"]) for tensor in config["output"]] == [("y", "TYPE_STRING")]
+    assert config["instance_group"] == [{"name": "m_0", "count": 2, **CPU}, {"name": "own", "count": 1, **CPU}]
+    assert config["optimization"] == {
         "priority": "PRIORITY_MAX",
         "gather_kernel_buffer_threshold": 0,
         "eager_batching": False,
     }
-    assert (said["parameters"], said["metric_tags"]) == ({"a": {"string_value": "b"}}, {"team": "blue"})
-    assert (said["max_batch_size"], said["response_cache"]) == (4, {"enable": True})
-    assert said["dynamic_batching"] == {
+    assert (config["parameters"], config["metric_tags"]) == ({"a": {"string_value": "b"}}, {"team": "blue"})
+    assert (config["max_batch_size"], config["response_cache"]) == (4, {"enable": True})
+    assert config["dynamic_batching"] == {
         "preferred_batch_size": [4],
         "max_queue_delay_microseconds": 100,
         "preserve_ordering": False,
@@ -136,7 +136,7 @@ async def test_what_is_configured_is_repeated_and_completed(tmp_path: Path) -> N
             }
         },
     }
-    [first] = said["model_warmup"]
+    [first] = config["model_warmup"]
     assert first["inputs"] == {"x": {"data_type": "TYPE_FP32", "dims": [3], "zero_data": True}}
 
 
@@ -174,16 +174,16 @@ async def test_what_each_kind_of_model_is_called(
     if text:
         put_config(tmp_path / "m", text)
     async with serve_models([tmp_path], Loading(Rows, platform=platform), **EXPLICIT) as served:
-        said = await asked(served, "m", "7")
-        assert (said["backend"], said["platform"], said["default_model_filename"]) == (*expected, name)
+        config = await asked(served, "m", "7")
+        assert (config["backend"], config["platform"], config["default_model_filename"]) == (*expected, name)
         # A client that changes a part of it and sends it back has the same model.
-        assert await control_of(served, "grpc").load("m", config=config_text(**said)) == FINE
-        assert (await asked(served, "m")) == said
+        assert await control_of(served, "grpc").load("m", config=config_text(**config)) == FINE
+        assert (await asked(served, "m")) == config
 
 
 async def test_a_model_that_takes_anything(tmp_path: Path) -> None:
-    said = await configured(tmp_path, inputs=(), outputs=(), any_tensors=True)
-    assert (said["input"], said["output"], said["max_batch_size"]) == ([], [], 0)
+    config = await configured(tmp_path, inputs=(), outputs=(), any_tensors=True)
+    assert (config["input"], config["output"], config["max_batch_size"]) == ([], [], 0)
 
 
 async def test_a_model_in_a_process_of_its_own(tmp_path: Path) -> None:
@@ -191,18 +191,18 @@ async def test_a_model_in_a_process_of_its_own(tmp_path: Path) -> None:
     text = 'instance_group { count: 2 } parameters { key: "execution" value { string_value: "process" } }'
     put_config(tmp_path / "m", text + " dynamic_batching {}")
     async with serve_models([tmp_path]) as served:
-        said = await asked(served, "m")
-        assert (said["max_batch_size"], said["dynamic_batching"]["preferred_batch_size"]) == (4, [4])
-        assert said["instance_group"] == [{"name": "m_0", "count": 2, **CPU}]
-        assert said["parameters"] == {"execution": {"string_value": "process"}}
-        assert [(tensor["name"], tensor["data_type"], tensor["dims"]) for tensor in said["input"]] == [
+        config = await asked(served, "m")
+        assert (config["max_batch_size"], config["dynamic_batching"]["preferred_batch_size"]) == (4, [4])
+        assert config["instance_group"] == [{"name": "m_0", "count": 2, **CPU}]
+        assert config["parameters"] == {"execution": {"string_value": "process"}}
+        assert [(tensor["name"], tensor["data_type"], tensor["dims"]) for tensor in config["input"]] == [
             ("x", "TYPE_INT32", [])
         ]
 
 
 async def test_inputs_that_may_be_left_out(tmp_path: Path) -> None:
-    said = await configured(tmp_path, inputs=(X, triglot.TensorSpec("bias", "FP32", [1], optional=True)))
-    assert [(tensor["name"], tensor["optional"]) for tensor in said["input"]] == [("x", False), ("bias", True)]
+    config = await configured(tmp_path, inputs=(X, triglot.TensorSpec("bias", "FP32", [1], optional=True)))
+    assert [(tensor["name"], tensor["optional"]) for tensor in config["input"]] == [("x", False), ("bias", True)]
 
 
 # --- which version, and what is not there ---
@@ -220,15 +220,15 @@ async def test_a_configuration_comes_back_as_it_was_sent(tmp_path: Path) -> None
     for attribute in attributes:
         load = Loading(Rows, **attribute)
         async with serve_models([tmp_path], load, **EXPLICIT) as served:
-            said = await asked(served, "m")
-            assert await control_of(served, "rest").load("m", config=config_text(**said)) == FINE
+            config = await asked(served, "m")
+            assert await control_of(served, "rest").load("m", config=config_text(**config)) == FINE
             assert load.count == 1  # It says nothing new.
-            assert await asked(served, "m") == said
-            said["parameters"] = {**said["parameters"], "new": {"string_value": "one"}}
-            assert await control_of(served, "rest").load("m", config=config_text(**said)) == FINE
+            assert await asked(served, "m") == config
+            config["parameters"] = {**config["parameters"], "new": {"string_value": "one"}}
+            assert await control_of(served, "rest").load("m", config=config_text(**config)) == FINE
             assert load.count == 2
-            assert await asked(served, "m") == said
-            assert await control_of(served, "grpc").load("m", config=config_text(**said)) == FINE
+            assert await asked(served, "m") == config
+            assert await control_of(served, "grpc").load("m", config=config_text(**config)) == FINE
             assert load.count == 2
             signature = served.server.dataplane.metadata(EVERYTHING, "m").signature
             assert [spec.shape for spec in signature.inputs if spec.name == "r"] in ([None], [])
@@ -242,8 +242,8 @@ async def test_dims_are_never_empty_but_for_a_scalar(
 ) -> None:
     """pytriton 0.7 reads the configuration, and refuses a tensor without dims."""
     spec = triglot.TensorSpec("x", "FP32", shape)
-    said = await configured(tmp_path, inputs=(spec,), outputs=(spec,))
-    for tensor in (*said["input"], *said["output"]):
+    config = await configured(tmp_path, inputs=(spec,), outputs=(spec,))
+    for tensor in (*config["input"], *config["output"]):
         assert list(map(str, tensor["dims"])) == dims
 
 
@@ -304,8 +304,11 @@ async def test_a_policy_that_changes_loads_nothing(tmp_path: Path) -> None:
         assert load.count == 1
         put_config(tmp_path / "m", 'metric_tags { key: "team" value: "red" }')
         assert await control.load("m") == FINE
-        said = await asked(served, "m")
-        assert (said["version_policy"], said["metric_tags"]) == ({"latest": {"num_versions": 1}}, {"team": "red"})
+        config = await asked(served, "m")
+        assert (config["version_policy"], config["metric_tags"]) == (
+            {"latest": {"num_versions": 1}},
+            {"team": "red"},
+        )
         assert load.count == 2
 
 
@@ -334,8 +337,8 @@ async def test_a_poll_that_finds_another_configuration(tmp_path: Path) -> None:
             return served.server.manager.registry.servable("m").model.max_batch_size == 6
 
         await until(changed)
-        said = await asked(served, "m")
-        assert (said["max_batch_size"], said["optimization"]["priority"]) == (6, "PRIORITY_MIN")
+        config = await asked(served, "m")
+        assert (config["max_batch_size"], config["optimization"]["priority"]) == (6, "PRIORITY_MIN")
 
 
 async def test_models_as_triton_users_write_them() -> None:
@@ -344,10 +347,10 @@ async def test_models_as_triton_users_write_them() -> None:
     async with serve_models([TRITON_MODELS], **EXPLICIT) as served:
         control = control_of(served, "rest")
         for name in served.server.dataplane.model_names(EVERYTHING):
-            said = await asked(served, name)
-            assert said["backend"] or said["platform"] == "ensemble"
-            for tensor in (*said["input"], *said["output"]):
+            config = await asked(served, name)
+            assert config["backend"] or config["platform"] == "ensemble"
+            for tensor in (*config["input"], *config["output"]):
                 assert tensor["dims"]
                 assert tensor["data_type"] != "TYPE_INVALID"
-            assert await control.load(name, config=config_text(**said)) == FINE
-            assert await asked(served, name) == said
+            assert await control.load(name, config=config_text(**config)) == FINE
+            assert await asked(served, name) == config

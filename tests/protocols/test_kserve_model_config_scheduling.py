@@ -20,26 +20,26 @@ from kserve_served import serve_models
 from triglot.model.scheduling import DynamicBatching, QueuePolicy
 
 
-def scheduling(said: dict[str, Any]) -> list[str]:
-    return [key for key in SCHEDULING if key in said]
+def scheduling(config: dict[str, Any]) -> list[str]:
+    return [key for key in SCHEDULING if key in config]
 
 
 async def test_requests_that_are_not_batched(tmp_path: Path) -> None:
     assert scheduling(await configured(tmp_path, max_batch_size=8)) == []
 
 
-@pytest.mark.parametrize(("fields", "is_said"), [("", False), ("preserve_ordering: true", True)])
-async def test_batching_without_a_largest_batch(fields: str, is_said: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("fields", "is_configured"), [("", False), ("preserve_ordering: true", True)])
+async def test_batching_without_a_largest_batch(fields: str, is_configured: bool, tmp_path: Path) -> None:
     """Nothing is joined, but what it says of the queue holds."""
-    said = await configured(tmp_path, f"dynamic_batching {{ {fields} }}")
-    assert scheduling(said) == ["dynamic_batching"] * is_said
-    assert said["max_batch_size"] == 0
+    config = await configured(tmp_path, f"dynamic_batching {{ {fields} }}")
+    assert scheduling(config) == ["dynamic_batching"] * is_configured
+    assert config["max_batch_size"] == 0
 
 
 async def test_a_stream_is_never_batched(tmp_path: Path) -> None:
-    said = await configured(tmp_path, "max_batch_size: 4 dynamic_batching {}", Words)
-    assert scheduling(said) == []
-    assert said["model_transaction_policy"] == {"decoupled": True}
+    config = await configured(tmp_path, "max_batch_size: 4 dynamic_batching {}", Words)
+    assert scheduling(config) == []
+    assert config["model_transaction_policy"] == {"decoupled": True}
 
 
 async def test_a_class_that_says_how_it_is_batched(tmp_path: Path) -> None:
@@ -51,9 +51,9 @@ async def test_a_class_that_says_how_it_is_batched(tmp_path: Path) -> None:
         policy=QueuePolicy(timeout=1.5, allow_timeout_override=True),
         policies={3: QueuePolicy(timeout=1.0, delay_expired=True, max_queue_size=9)},
     )
-    said = await configured(tmp_path, max_batch_size=8, dynamic_batching=batching)
-    assert scheduling(said) == ["dynamic_batching"]
-    assert said["dynamic_batching"] == {
+    config = await configured(tmp_path, max_batch_size=8, dynamic_batching=batching)
+    assert scheduling(config) == ["dynamic_batching"]
+    assert config["dynamic_batching"] == {
         "preferred_batch_size": [2, 4],
         "max_queue_delay_microseconds": 250,
         "preserve_ordering": False,
@@ -78,15 +78,15 @@ async def test_a_class_that_says_how_it_is_batched(tmp_path: Path) -> None:
 
 async def test_batches_of_a_model_that_has_no_largest_one_itself(tmp_path: Path) -> None:
     """As TensorFlow Serving batches: every shape begins with the batch, and the batcher says how large it gets."""
-    said = await configured(tmp_path, dynamic_batching=DynamicBatching(max_batch_size=16))
-    assert (said["max_batch_size"], said["input"][0]["dims"]) == (16, [3])
-    assert said["dynamic_batching"]["preferred_batch_size"] == [16]
+    config = await configured(tmp_path, dynamic_batching=DynamicBatching(max_batch_size=16))
+    assert (config["max_batch_size"], config["input"][0]["dims"]) == (16, [3])
+    assert config["dynamic_batching"]["preferred_batch_size"] == [16]
 
 
 async def test_a_class_that_says_what_its_sequences_are(tmp_path: Path) -> None:
-    said = await configured(tmp_path, max_batch_size=8, sequence_batching=SEQUENCES)
-    assert scheduling(said) == ["sequence_batching"]
-    sequences = said["sequence_batching"]
+    config = await configured(tmp_path, max_batch_size=8, sequence_batching=SEQUENCES)
+    assert scheduling(config) == ["sequence_batching"]
+    sequences = config["sequence_batching"]
     assert sequences["max_sequence_idle_microseconds"] == 2_500_000
     assert [control["name"] for control in sequences["control_input"]] == ["start", "ready", "end", "id"]
     pairs = {"int32_false_true": [], "fp32_false_true": [], "bool_false_true": [], "data_type": "TYPE_INVALID"}
@@ -117,8 +117,8 @@ async def test_a_class_that_says_what_its_sequences_are(tmp_path: Path) -> None:
 
 
 async def test_sequences_that_are_configured_get_their_defaults(tmp_path: Path) -> None:
-    said = await configured(tmp_path, "max_batch_size: 4 sequence_batching {}")
-    assert said["sequence_batching"] == {
+    config = await configured(tmp_path, "max_batch_size: 4 sequence_batching {}")
+    assert config["sequence_batching"] == {
         "max_sequence_idle_microseconds": 1_000_000,
         "control_input": [],
         "direct": {"max_queue_delay_microseconds": 0, "minimum_slot_utilization": 0.0},
@@ -167,13 +167,13 @@ async def test_an_ensemble(form: str, tmp_path: Path) -> None:
     if form == "code, configured":
         put_config(tmp_path / "e", 'backend: "python" instance_group { count: 2 }')
     async with serve_models([tmp_path], **EXPLICIT) as served:
-        said = await asked(served, "e")
-        assert (said["platform"], said["backend"], said["instance_group"]) == ("ensemble", "", [])
-        assert said["ensemble_scheduling"] == {"step": [STEP], "max_inflight_requests": 3}
-        assert scheduling(said) == ["ensemble_scheduling"]
-        assert [(tensor["name"], tensor["dims"]) for tensor in (*said["input"], *said["output"])] == [
+        config = await asked(served, "e")
+        assert (config["platform"], config["backend"], config["instance_group"]) == ("ensemble", "", [])
+        assert config["ensemble_scheduling"] == {"step": [STEP], "max_inflight_requests": 3}
+        assert scheduling(config) == ["ensemble_scheduling"]
+        assert [(tensor["name"], tensor["dims"]) for tensor in (*config["input"], *config["output"])] == [
             ("x", [-1]),
             ("y", [-1]),
         ]
-        assert await control_of(served, "rest").load("e", config=config_text(**said)) == FINE
-        assert await asked(served, "e") == said
+        assert await control_of(served, "rest").load("e", config=config_text(**config)) == FINE
+        assert await asked(served, "e") == config

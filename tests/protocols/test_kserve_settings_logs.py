@@ -176,7 +176,7 @@ def say(*names: str) -> None:
             logger.log(level, "%s said", name)
 
 
-def said(caplog: pytest.LogCaptureFixture, name: str) -> list[int]:
+def messages(caplog: pytest.LogCaptureFixture, name: str) -> list[int]:
     return [record.levelno for record in caplog.records if record.message == f"{name} said"]
 
 
@@ -198,16 +198,16 @@ async def test_switches(settings: Values, left: list[int], caplog: pytest.LogCap
     async with serve_models(MODELS) as served:
         await change(served.rest, **settings)
         say(*names, "elsewhere", "triglotter")
-        assert [said(caplog, name) for name in names] == [left] * 3
-        assert said(caplog, "elsewhere")[-2:] == said(caplog, "triglotter")[-2:] == every[1:]
+        assert [messages(caplog, name) for name in names] == [left] * 3
+        assert messages(caplog, "elsewhere")[-2:] == messages(caplog, "triglotter")[-2:] == every[1:]
         caplog.clear()
         await change(served.rest, **dict.fromkeys(settings, True))
         say(*names)
-        assert [said(caplog, name) for name in names] == [every] * 3
+        assert [messages(caplog, name) for name in names] == [every] * 3
         await change(served.rest, **settings)
     caplog.clear()
     say(*names)
-    assert [said(caplog, name) for name in names] == [every] * 3, "it ends with the server"
+    assert [messages(caplog, name) for name in names] == [every] * 3, "it ends with the server"
     assert (root.level, list(root.handlers), list(root.filters)) == before
 
 
@@ -225,7 +225,7 @@ async def test_info_that_was_not_logged(caplog: pytest.LogCaptureFixture) -> Non
         assert await change(served.rest) == START | {"log_info": False}
         await change(served.rest, log_info=True)
         say("triglot.server")
-        assert said(caplog, "triglot.server") == [logging.INFO, logging.WARNING, logging.ERROR]
+        assert messages(caplog, "triglot.server") == [logging.INFO, logging.WARNING, logging.ERROR]
 
 
 LINE = re.compile(r"(?P<who>\w+ (?:REST|GRPC)) (?P<method>\S+)(?P<model>.*) code=(?P<code>\w+) ms=\d+\.\d{3}")
@@ -335,7 +335,7 @@ def test_what_a_model_in_a_process_logs_follows(to_file: bool, tmp_path: Path) -
             assert rest.post("/v2/models/model/infer", {"inputs": [value]})[0] == 200
             text = file.read_text() if to_file else server.stderr.text()
             found = re.findall(rf"^(\S+) (\w) call {number} (\w+)$", text, re.MULTILINE)
-            return [f"{'ISO' if time.endswith('Z') else ''}{kind} {said}" for time, kind, said in found]
+            return [f"{'ISO' if time.endswith('Z') else ''}{kind} {message}" for time, kind, message in found]
 
         def change(**settings: object) -> None:
             assert rest.post("/v2/logging", settings)[0] == 200

@@ -19,7 +19,7 @@ from tensor_places import (
     SIZE,
     In,
     Memory,
-    Said,
+    Outcome,
     Wishes,
     X,
     ask,
@@ -41,15 +41,15 @@ EVERY = pytest.mark.parametrize("interface", INTERFACES)
 BEFORE, AFTER = 3, 5
 INTO = RegionSlice("into", 0, SIZE)
 PLACED: Wishes = {"y": OutputOptions(region=INTO)}
-WELL = Said(Code.OK, "", {"y": ("FP32", [1, SIZE // 4], b"")})
+WELL = Outcome(Code.OK, "", {"y": ("FP32", [1, SIZE // 4], b"")})
 MEANWHILE = (
     f"shared memory region 'r': expected {SIZE} bytes, got fewer: its object was truncated, or the "
     "system has no memory for a part that was never written"
 )
 
 
-def failed(interface: str, text: str = SHRUNK) -> Said:
-    return Said(Code.UNKNOWN if interface == "stream" else Code.INVALID_ARGUMENT, text)
+def failed(interface: str, text: str = SHRUNK) -> Outcome:
+    return Outcome(Code.UNKNOWN if interface == "stream" else Code.INVALID_ARGUMENT, text)
 
 
 class Waiting(triglot.Model):
@@ -108,7 +108,7 @@ async def serving_memory(made: Memory, into: Memory, model: triglot.Model | None
         yield served
 
 
-async def asked(served: Served, interface: str, inputs: list[In], outputs: Wishes) -> asyncio.Future[Said]:
+async def asked(served: Served, interface: str, inputs: list[In], outputs: Wishes) -> asyncio.Future[Outcome]:
     return asyncio.ensure_future(ask(served, interface, "scalar", inputs, outputs))
 
 

@@ -13,7 +13,7 @@ from tensor_places import (
     PREFIX,
     In,
     Memory,
-    Said,
+    Outcome,
     ask,
     memory,
     message_of,
@@ -62,9 +62,9 @@ def into(size: int, offset: int = 0, region: str = "all") -> OutputOptions:
     return OutputOptions(region=RegionSlice(region, offset, size))
 
 
-def expected(interface: str, code: Code, text: str) -> Said:
+def expected(interface: str, code: Code, text: str) -> Outcome:
     """In a stream, an error is a message, without a code."""
-    return Said(Code.UNKNOWN if interface == "stream" else code, text)
+    return Outcome(Code.UNKNOWN if interface == "stream" else code, text)
 
 
 def x(place: RegionSlice, *shape: int, datatype: str = "FP32") -> list[In]:
@@ -74,8 +74,10 @@ def x(place: RegionSlice, *shape: int, datatype: str = "FP32") -> list[In]:
 @EVERY
 async def test_in_and_out(interface: str, served: Served, made: Memory) -> None:
     made.put(PAIR, HALF + 4)
-    said = await ask(served, interface, "identity_fp32", x(RegionSlice("half", 4, 8), 1, 2), {"y": into(12, 100)})
-    assert said == Said(Code.OK, "", {"y": ("FP32", [1, 2], b"")})
+    outcome = await ask(
+        served, interface, "identity_fp32", x(RegionSlice("half", 4, 8), 1, 2), {"y": into(12, 100)}
+    )
+    assert outcome == Outcome(Code.OK, "", {"y": ("FP32", [1, 2], b"")})
     assert made.array("f4", 4, 96).tolist() == [0, 1, 2, 0]
 
 
@@ -84,16 +86,16 @@ async def test_beside_raw_tensors(interface: str, served: Served, made: Memory) 
     made.put(np.array([10, 20], "i4"))
     a, b = RegionSlice("all", 0, 8), np.array([1, 2], "i4")
     outputs = {"sum": None, "difference": into(8, 64)}
-    said = await ask(served, interface, "two_inputs", [In("a", a, "INT32", [2]), In("b", b)], outputs)
-    assert said.outputs == {
+    outcome = await ask(served, interface, "two_inputs", [In("a", a, "INT32", [2]), In("b", b)], outputs)
+    assert outcome.outputs == {
         "sum": ("INT32", [2], np.array([11, 22], "i4").tobytes()),
         "difference": ("INT32", [2], b""),
     }
     assert made.array("i4", 2, 64).tolist() == [9, 18]
-    said = await ask(served, interface, "two_inputs", [In("b", b), In("a", a, "INT32", [2])])
-    assert said.raw("difference") == np.array([9, 18], "i4").tobytes()
-    said = await ask(served, interface, "two_inputs", [In("a", b), In("b", b)], {"sum": into(8)})
-    assert said.outputs == {"sum": ("INT32", [2], b"")}
+    outcome = await ask(served, interface, "two_inputs", [In("b", b), In("a", a, "INT32", [2])])
+    assert outcome.raw("difference") == np.array([9, 18], "i4").tobytes()
+    outcome = await ask(served, interface, "two_inputs", [In("a", b), In("b", b)], {"sum": into(8)})
+    assert outcome.outputs == {"sum": ("INT32", [2], b"")}
 
 
 @EVERY
@@ -103,14 +105,14 @@ async def test_every_datatype(interface: str, datatype: str, served: Served, mad
     raw = bytes(at % 2 for at in range(size))
     made.put(raw, 1)  # As unaligned as a client likes.
     place = RegionSlice("all", 1, size)
-    said = await ask(
+    outcome = await ask(
         served,
         interface,
         f"identity_{datatype.lower()}",
         x(place, 3, 1, datatype=datatype),
         {"y": into(size, 201)},
     )
-    assert said.outputs == {"y": (datatype, [3, 1], b"")}
+    assert outcome.outputs == {"y": (datatype, [3, 1], b"")}
     assert made.get(size + 2, 200) == b"\0" + raw + b"\0"
 
 
@@ -120,24 +122,24 @@ async def test_text(interface: str, served: Served, made: Memory) -> None:
     made.put(raw, 8)
     place = RegionSlice("all", 8, len(raw))
     inputs = x(place, 3, 1, datatype="BYTES")
-    said = await ask(served, interface, "identity_bytes", inputs, {"y": into(100, HALF)})
-    assert said.outputs == {"y": ("BYTES", [3, 1], b"")}
+    outcome = await ask(served, interface, "identity_bytes", inputs, {"y": into(100, HALF)})
+    assert outcome.outputs == {"y": ("BYTES", [3, 1], b"")}
     assert made.get(100, HALF) == raw.ljust(100, b"\0")
     assert (await ask(served, interface, "identity_bytes", inputs)).raw() == raw
     # One that has more room than elements.
-    said = await ask(
+    outcome = await ask(
         served, interface, "identity_bytes", x(RegionSlice("all", 8, len(raw) + 1), 3, 1, datatype="BYTES")
     )
-    assert said.code is not Code.OK
-    assert "for inference input 'x' for model 'identity_bytes'" in said.text
+    assert outcome.code is not Code.OK
+    assert "for inference input 'x' for model 'identity_bytes'" in outcome.text
 
 
 @EVERY
 async def test_no_elements(interface: str, served: Served) -> None:
-    said = await ask(
+    outcome = await ask(
         served, interface, "identity_fp32", x(RegionSlice("all", 5, 0), 0, 3), {"y": into(0, SIZE - 1)}
     )
-    assert said.outputs == {"y": ("FP32", [0, 3], b"")}
+    assert outcome.outputs == {"y": ("FP32", [0, 3], b"")}
 
 
 @EVERY
@@ -199,15 +201,15 @@ async def test_places_that_are_not_there(
     interface: str, place: RegionSlice, code: Code, text: str, served: Served
 ) -> None:
     assert await ask(served, interface, "identity_fp32", x(place, 1, 2)) == expected(interface, code, text)
-    said = await ask(served, interface, "identity_fp32", [In("x", PAIR)], {"y": OutputOptions(region=place)})
-    assert said == expected(interface, code, text)
+    outcome = await ask(served, interface, "identity_fp32", [In("x", PAIR)], {"y": OutputOptions(region=place)})
+    assert outcome == expected(interface, code, text)
 
 
 async def test_a_place_whose_end_no_number_can_say(served: Served) -> None:
     """In Triton's words. Only JSON knows such numbers."""
-    said = await ask(served, "rest", "identity_fp32", x(RegionSlice("all", 32, 2**64 - 32), 1, 2))
-    assert said.code is Code.INVALID_ARGUMENT
-    assert said.text == (
+    outcome = await ask(served, "rest", "identity_fp32", x(RegionSlice("all", 32, 2**64 - 32), 1, 2))
+    assert outcome.code is Code.INVALID_ARGUMENT
+    assert outcome.text == (
         f"Integer overflow detected: byte_size ({2**64 - 32}) + offset (32) exceeds maximum value ({2**64 - 1}) "
         "for region 'all'"
     )
@@ -216,20 +218,20 @@ async def test_a_place_whose_end_no_number_can_say(served: Served) -> None:
 @EVERY
 async def test_an_output_that_is_larger_than_its_place(interface: str, served: Served, made: Memory) -> None:
     inputs = [In("a", np.array([1], "i4")), In("b", np.array([2], "i4"))]
-    said = await ask(served, interface, "two_inputs", inputs, {"sum": into(4, 64), "difference": into(3)})
+    outcome = await ask(served, interface, "two_inputs", inputs, {"sum": into(4, 64), "difference": into(3)})
     text = (
         "shared memory size specified with the request for output 'difference' (3 bytes) should be at least 4 "
         "bytes to hold the results"
     )
-    assert said == expected(interface, Code.INTERNAL, text)
+    assert outcome == expected(interface, Code.INTERNAL, text)
     assert made.get(100) == bytes(100)
 
 
 @EVERY
 async def test_an_input_of_another_size_than_its_shape_says(interface: str, served: Served) -> None:
-    said = await ask(served, interface, "identity_fp32", x(RegionSlice("all", 0, 9), 1, 2))
+    outcome = await ask(served, interface, "identity_fp32", x(RegionSlice("all", 0, 9), 1, 2))
     text = "input byte size mismatch for input 'x' for model 'identity_fp32'. Expected 8, got 9"
-    assert said == expected(interface, Code.INVALID_ARGUMENT, f"[request id: <id_unknown>] {text}")
+    assert outcome == expected(interface, Code.INVALID_ARGUMENT, f"[request id: <id_unknown>] {text}")
 
 
 @EVERY
@@ -239,9 +241,9 @@ async def test_what_cannot_fit_is_not_read(
 ) -> None:
     """There is nothing any more that could be read."""
     made.cut(0)
-    said = await ask(served, interface, "identity_fp32", x(RegionSlice("all", 0, size), *shape))
+    outcome = await ask(served, interface, "identity_fp32", x(RegionSlice("all", 0, size), *shape))
     what = f"Expected 8, got {size}" if min(shape) > 0 else "got [2,-1]"
-    assert what in said.text.replace("[2, -1]", "[2,-1]")
+    assert what in outcome.text.replace("[2, -1]", "[2,-1]")
 
 
 @EVERY
@@ -253,21 +255,21 @@ async def test_inputs_are_together_as_large_as_a_request_may_be(interface: str, 
             f"the request's inputs in shared memory have {size} bytes, the limit is {LIMIT}; see the server's "
             "option max_message_size"
         )
-        said = await ask(served, interface, "two_inputs", inputs)
-        assert said == expected(interface, Code.RESOURCE_EXHAUSTED, text)
+        outcome = await ask(served, interface, "two_inputs", inputs)
+        assert outcome == expected(interface, Code.RESOURCE_EXHAUSTED, text)
 
 
 @EVERY
 async def test_bytes_that_are_no_truth_values(interface: str, served: Served, made: Memory) -> None:
     made.put(b"\2")
-    said = await ask(served, interface, "identity_bool", x(RegionSlice("all", 0, 1), 1, 1, datatype="BOOL"))
-    assert said.text.endswith("is BOOL: its bytes must be 0 or 1")
+    outcome = await ask(served, interface, "identity_bool", x(RegionSlice("all", 0, 1), 1, 1, datatype="BOOL"))
+    assert outcome.text.endswith("is BOOL: its bytes must be 0 or 1")
 
 
 @EVERY
 async def test_an_unknown_model(interface: str, served: Served) -> None:
-    said = await ask(served, interface, "none", x(RegionSlice("all", 0, 8), 1, 2))
-    assert said == expected(interface, Code.NOT_FOUND, "Request for unknown model: 'none' is not found")
+    outcome = await ask(served, interface, "none", x(RegionSlice("all", 0, 8), 1, 2))
+    assert outcome == expected(interface, Code.NOT_FOUND, "Request for unknown model: 'none' is not found")
 
 
 async def test_a_stream_of_answers_writes_each_into_the_region(served: Served, made: Memory) -> None:
@@ -276,7 +278,7 @@ async def test_a_stream_of_answers_writes_each_into_the_region(served: Served, m
         message_of("words", [In("text", pack_bytes([text[0]]), "BYTES", [1])], {"word": into(32)}, "7"),
     ]
     answers = await stream(served, messages)
-    assert answers == [Said(Code.OK, "", {"word": ("BYTES", [1], b"")})] * 3
+    assert answers == [Outcome(Code.OK, "", {"word": ("BYTES", [1], b"")})] * 3
     assert made.get(9) == pack_bytes([b"three"])
     # The second word has no room, so it is the last.
     messages[0].outputs[0].parameters["shared_memory_byte_size"].int64_param = 7
@@ -293,5 +295,5 @@ async def test_a_stream_keeps_its_order(served: Served, made: Memory) -> None:
     large = x(RegionSlice("all", 0, 2**22), 1, 2**20)
     small = [In("x", PAIR)]
     messages = [message_of("identity_fp32", tensor, {"y": None}) for tensor in (large, small) * 4]
-    sizes = [len(said.raw()) for said in await stream(served, messages)]
+    sizes = [len(outcome.raw()) for outcome in await stream(served, messages)]
     assert sizes == [2**22, 8] * 4

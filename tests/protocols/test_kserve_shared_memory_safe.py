@@ -21,7 +21,7 @@ from tensor_places import (
     WHOLE,
     In,
     Memory,
-    Said,
+    Outcome,
     Wishes,
     X,
     ask,
@@ -105,9 +105,9 @@ async def test_an_object_that_was_made_smaller(interface: str, left: int, made: 
     async with serving_memory(made) as served:
         made.cut(left)
         for inputs, outputs in ((X, {"y": None}), ([In("x", np.ones((1, SIZE // 4), "f4"))], INTO)):
-            said = await ask(served, interface, "identity_fp32", inputs, outputs)
+            outcome = await ask(served, interface, "identity_fp32", inputs, outputs)
             code = Code.UNKNOWN if interface == "stream" else Code.INVALID_ARGUMENT
-            assert said == Said(code, SHRUNK)
+            assert outcome == Outcome(code, SHRUNK)
         assert made.path.stat().st_size == left, "the server made it larger"
         await assert_that_all_is_well(served, interface)
         made.cut(SIZE)
@@ -132,8 +132,8 @@ async def test_an_object_that_is_made_smaller_all_the_time(interface: str, made:
         finally:
             over.set()
             await cutting
-        well = Said(Code.OK, "", {"y": ("FP32", [1, SIZE // 4], b"")})
-        failed = Said(Code.UNKNOWN if interface == "stream" else Code.INVALID_ARGUMENT, SHRUNK)
+        well = Outcome(Code.OK, "", {"y": ("FP32", [1, SIZE // 4], b"")})
+        failed = Outcome(Code.UNKNOWN if interface == "stream" else Code.INVALID_ARGUMENT, SHRUNK)
         assert all(answer in (well, failed) for answer in answers)
         await assert_that_all_is_well(served, interface)
         made.cut(SIZE)
@@ -242,14 +242,14 @@ async def test_the_response_cache(interface: str, made: Memory) -> None:
         for value, calls in ((1, 1), (1, 1), (5, 2), (1, 2)):
             made.put(PAIR * value)
             for wish in (OutputOptions(region=RegionSlice("r", 64, 8)), OutputOptions(1), None):
-                said = await ask(served, interface, "scalar", inputs, {"y": wish})
+                outcome = await ask(served, interface, "scalar", inputs, {"y": wish})
                 assert model.calls == calls
                 if wish is None:
-                    assert said.raw() == (PAIR * value * 2).tobytes()
+                    assert outcome.raw() == (PAIR * value * 2).tobytes()
                 elif wish.classes:
-                    assert said.raw()[4:] == f"{4 * value}.000000:1".encode()
+                    assert outcome.raw()[4:] == f"{4 * value}.000000:1".encode()
                 else:
-                    assert said.raw() == b""
+                    assert outcome.raw() == b""
                     assert made.array("f4", 2, 64).tolist() == [2 * value, 4 * value]
 
 
@@ -280,7 +280,7 @@ async def test_a_batch(interface: str, made: Memory) -> None:
             place = RegionSlice("r", at * half, half)
             inputs = [In("x", place, "FP32", [1, SIZE // 8])]
             tasks.append(ask(served, interface, "scalar", inputs, {"y": OutputOptions(region=place)}))
-        assert all(said.raw() == b"" for said in await asyncio.gather(*tasks))
+        assert all(outcome.raw() == b"" for outcome in await asyncio.gather(*tasks))
     assert model.sizes == [2]
     assert made.get(SIZE) == np.repeat(np.array([2, 3], "f4"), half // 4).tobytes()
 
@@ -313,5 +313,5 @@ async def test_requests_of_a_sequence_keep_their_order(made: Memory) -> None:
         message.parameters["sequence_end"].bool_param = at == len(shapes) - 1
         messages.append(message)
     async with serving_memory(made, model) as served:
-        assert [said.raw() for said in await stream(served, messages)] == [b""] * len(shapes)
+        assert [outcome.raw() for outcome in await stream(served, messages)] == [b""] * len(shapes)
     assert model.lengths == shapes

@@ -142,8 +142,8 @@ async def test_several_long_answers_of_a_thread_end_once(fails: bool) -> None:
     assert in_flight == 0
 
 
-@pytest.mark.parametrize("said", ["true", "false", "TRUE"])
-async def test_only_true_ends_the_call_with_a_status(said: str) -> None:
+@pytest.mark.parametrize("flag", ["true", "false", "TRUE"])
+async def test_only_true_ends_the_call_with_a_status(flag: str) -> None:
     told = asyncio.Event()
 
     def infer(inputs: Inputs) -> Any:
@@ -152,14 +152,14 @@ async def test_only_true_ends_the_call_with_a_status(said: str) -> None:
     async def requests() -> AsyncIterator[Any]:
         yield asking("good", 1, "a")
         yield asking("bad", 1, "b")
-        if said == "true":
+        if flag == "true":
             await told.wait()  # grpc's client tells of a status as INTERNAL when it comes while it writes.
         yield asking("good", 2, "c")
 
     async with live({"bad": Plain(infer), "good": Scripted()}) as server:
-        call = server.stream_infer(requests(), metadata=(("triton_grpc_error", said),), timeout=30)
+        call = server.stream_infer(requests(), metadata=(("triton_grpc_error", flag),), timeout=30)
         assert value(await call.read()) == 2
-        if said == "true":
+        if flag == "true":
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call.read()
             assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.UNAVAILABLE, "not now")

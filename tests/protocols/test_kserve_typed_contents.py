@@ -135,8 +135,8 @@ async def test_the_servers_option_and_the_requests_parameter(option: bool) -> No
     models = {"plain": Plain(lambda inputs: {"y": inputs["x"]}), "counting": Counting()}
     expected = {None: option, True: True, False: False}
     async with live(models, typed_contents=option) as server:
-        for said, is_typed in expected.items():
-            given: dict[str, Any] = {} if said is None else {"typed_contents": said}
+        for parameter, is_typed in expected.items():
+            given: dict[str, Any] = {} if parameter is None else {"typed_contents": parameter}
             assert typed(await infer(server, asking("plain", 3, "7", **given))) == ([3.0] if is_typed else None)
             streamed = await answers(server, asking("plain", 3, "7", **given), asking("counting", 2, **given))
             found = [typed(answer.infer_response) for answer in streamed]

@@ -200,8 +200,8 @@ async def status_of(code: str) -> int:
         code.replace("--output -", "--output /dev/null -w '%{http_code}'"),
         stdout=asyncio.subprocess.PIPE,
     )
-    said, _ = await shell.communicate()
-    return int(said)
+    output, _ = await shell.communicate()
+    return int(output)
 
 
 async def test_a_models_operation_has_its_tensors() -> None:
@@ -223,8 +223,8 @@ async def test_a_models_operation_has_its_tensors() -> None:
 class Odd(Echo):
     """As the test says."""
 
-    def __init__(self, **said: Any) -> None:
-        vars(self).update(said)
+    def __init__(self, **attributes: Any) -> None:
+        vars(self).update(attributes)
 
 
 async def test_models_that_are_hard_to_describe() -> None:

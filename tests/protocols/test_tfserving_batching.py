@@ -154,9 +154,9 @@ class OnLoop(OfFile):
         return inputs
 
 
-def model_of(kind: type[triglot.Model] = OfFile, **said: Any) -> triglot.Model:
+def model_of(kind: type[triglot.Model] = OfFile, **attributes: Any) -> triglot.Model:
     model = kind()
-    vars(model).update(said)
+    vars(model).update(attributes)
     return model
 
 
@@ -175,8 +175,8 @@ def test_a_model_with_rows_is_batched(kind: type[triglot.Model], tensors: list[A
 
 def test_threads_are_for_what_can_bear_them() -> None:
     """A Python class says itself how many threads it bears, and what lies on devices is there once for each."""
-    for said, kind, instances in (({}, OfFile, 3), ({}, Own, 1), ({"places_instances": True}, OfFile, 1)):
-        model = model_of(kind, **said)
+    for attributes, kind, instances in (({}, OfFile, 3), ({}, Own, 1), ({"places_instances": True}, OfFile, 1)):
+        model = model_of(kind, **attributes)
         batch(model, PARAMETERS)
         assert model.instances == instances
     model = model_of(instances=5)
@@ -185,7 +185,7 @@ def test_threads_are_for_what_can_bear_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "note"),
+    ("attributes", "note"),
     [
         ({"inputs": [FIXED]}, "signature 'serving_default': input 'f' is [1,3], expected -1 as its first dim"),
         ({"inputs": [ROWS, SCALAR]}, "signature 'serving_default': input 's' is [], expected -1 as its first dim"),
@@ -196,8 +196,8 @@ def test_threads_are_for_what_can_bear_them() -> None:
         ({"takes_messages": True}, "the model does not declare its tensors"),
     ],
 )
-def test_a_model_without_rows_is_not(said: dict[str, Any], note: str) -> None:
-    model = model_of(**said)
+def test_a_model_without_rows_is_not(attributes: dict[str, Any], note: str) -> None:
+    model = model_of(**attributes)
     assert batch(model, PARAMETERS) == [note]
     assert (model.dynamic_batching, model.instances) == (None, 1)
 
@@ -220,13 +220,13 @@ def test_signatures_without_rows_run_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "attributes",
     [{"dynamic_batching": DynamicBatching(preferred_sizes=(2,))}, {"sequence_batching": SequenceBatching()}],
 )
-def test_a_model_that_says_it_itself(said: dict[str, Any]) -> None:
-    model = model_of(Own, max_batch_size=4, **said)
+def test_a_model_that_says_it_itself(attributes: dict[str, Any]) -> None:
+    model = model_of(Own, max_batch_size=4, **attributes)
     assert batch(model, PARAMETERS) == []
-    assert {name: getattr(model, name) for name in said} == said
+    assert {name: getattr(model, name) for name in attributes} == attributes
 
 
 @given(

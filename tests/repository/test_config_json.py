@@ -97,12 +97,12 @@ def test_protobuf_reads_it_back(message: pb.ModelConfig) -> None:
     assert json.loads(text) == json_object(message)
 
 
-def numbers(message: Any, said: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def numbers(message: Any, printed: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """What is said of each field that is a number."""
     for field in message.DESCRIPTOR.fields:
-        if field.name not in said or field.enum_type is not None:
+        if field.name not in printed or field.enum_type is not None:
             continue
-        value, known = said[field.name], getattr(message, field.name)
+        value, known = printed[field.name], getattr(message, field.name)
         if field.message_type is None:
             if field.cpp_type not in (FieldDescriptor.CPPTYPE_STRING, FieldDescriptor.CPPTYPE_BOOL):
                 yield from ((field.name, number) for number in (value if isinstance(value, list) else [value]))
@@ -132,8 +132,8 @@ def test_what_a_configuration_looks_like() -> None:
     message.dynamic_batching.priority_queue_policy[2**63].max_queue_size = 3
     control = message.model_warmup.add(name="first").inputs["x"]
     control.zero_data = False
-    said = json.loads(json_text(message))
-    assert said["input"] == [
+    printed = json.loads(json_text(message))
+    assert printed["input"] == [
         {
             "name": "x",
             "data_type": "TYPE_STRING",
@@ -145,7 +145,7 @@ def test_what_a_configuration_looks_like() -> None:
             "is_non_linear_format_io": False,
         }
     ]
-    assert said["dynamic_batching"] == {
+    assert printed["dynamic_batching"] == {
         "preferred_batch_size": [],
         "max_queue_delay_microseconds": 2**64 - 1,
         "preserve_ordering": False,
@@ -160,12 +160,12 @@ def test_what_a_configuration_looks_like() -> None:
             }
         },
     }
-    assert said["model_warmup"][0]["inputs"] == {
+    assert printed["model_warmup"][0]["inputs"] == {
         "x": {"data_type": "TYPE_INVALID", "dims": [], "zero_data": False}
     }
-    assert (said["name"], said["output"], said["parameters"], said["backend"]) == ("größe", [], {}, "")
+    assert (printed["name"], printed["output"], printed["parameters"], printed["backend"]) == ("größe", [], {}, "")
     for absent in ("sequence_batching", "version_policy", "optimization", "response_cache"):
-        assert absent not in said
+        assert absent not in printed
 
 
 @pytest.mark.parametrize(
@@ -175,8 +175,8 @@ def test_numbers_of_32_bits(number: float, text: object) -> None:
     """JSON has no word for what is no number."""
     message = pb.ModelConfig()
     message.sequence_batching.direct.minimum_slot_utilization = number
-    said = json_object(message)["sequence_batching"]["direct"]
-    assert said["minimum_slot_utilization"] == text
+    printed = json_object(message)["sequence_batching"]["direct"]
+    assert printed["minimum_slot_utilization"] == text
     again = json_format.Parse(json_text(message), pb.ModelConfig()).sequence_batching.direct
     assert repr(again) == repr(message.sequence_batching.direct)
 

@@ -38,9 +38,9 @@ def wrong(tmp_path: Path, text: str) -> str:
         read_config(folder, warnings)
     assert warnings == []
     assert caught.value.code is Code.INVALID_ARGUMENT
-    said, file, rest = str(caught.value).partition(str(folder / CONFIG_FILE))
+    problem, file, rest = str(caught.value).partition(str(folder / CONFIG_FILE))
     assert file
-    assert said in ("", "Invalid protobuf file: '")
+    assert problem in ("", "Invalid protobuf file: '")
     return rest.removeprefix("'").removeprefix(": ")
 
 
@@ -59,9 +59,9 @@ def wrong(tmp_path: Path, text: str) -> str:
     ],
 )
 def test_a_text_that_is_no_configuration(tmp_path: Path, text: str, place: str, what: str) -> None:
-    said = wrong(tmp_path, text)
-    assert said.startswith(place)
-    assert what in said
+    problem = wrong(tmp_path, text)
+    assert problem.startswith(place)
+    assert what in problem
 
 
 def test_a_file_that_is_not_utf_8(tmp_path: Path) -> None:
@@ -205,14 +205,14 @@ def _data(name: str) -> str:
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "a/../../secret", "a\0b"])
 def test_a_path_that_leads_out_of_the_folder(tmp_path: Path, text: str, key: str, folder: str, name: str) -> None:
     (tmp_path / "secret").write_text("")
-    said = wrong(tmp_path, text.replace("%s", name.replace("\0", "\\0")))
-    assert said == f"{key}: expected a path inside {tmp_path / folder}, got {name!r}"
+    problem = wrong(tmp_path, text.replace("%s", name.replace("\0", "\\0")))
+    assert problem == f"{key}: expected a path inside {tmp_path / folder}, got {name!r}"
 
 
 @pytest.mark.parametrize("name", ["missing.txt", ".", "n" * 300])
 def test_a_file_that_is_not_there(tmp_path: Path, name: str) -> None:
-    said = wrong(tmp_path, _label(name))
-    assert said == f"output[0].label_filename: expected a file in {tmp_path / 'm'}, got {name!r}"
+    problem = wrong(tmp_path, _label(name))
+    assert problem == f"output[0].label_filename: expected a file in {tmp_path / 'm'}, got {name!r}"
 
 
 @pytest.mark.parametrize(
@@ -236,8 +236,8 @@ def test_a_wrong_input_of_a_request_to_run_first(tmp_path: Path, text: str, mess
 
 
 def test_a_request_to_run_first_that_is_too_large(tmp_path: Path) -> None:
-    said = wrong(tmp_path, "max_batch_size: 4 model_warmup { batch_size: 5 }")
-    assert said == "model_warmup[0].batch_size: expected at most the max_batch_size 4, got 5"
+    problem = wrong(tmp_path, "max_batch_size: 4 model_warmup { batch_size: 5 }")
+    assert problem == "model_warmup[0].batch_size: expected at most the max_batch_size 4, got 5"
 
 
 PRIORITIES = "priority_levels: 2 default_priority_level: 1"
@@ -338,8 +338,8 @@ def test_wrong_sequence_batching(tmp_path: Path, text: str, message: str) -> Non
     ],
 )
 def test_responses_that_cannot_be_cached(tmp_path: Path, text: str, message: str) -> None:
-    said = wrong(tmp_path, f"response_cache {{ enable: true }} {text}")
-    assert said == f"response_cache.enable: {message}"
+    problem = wrong(tmp_path, f"response_cache {{ enable: true }} {text}")
+    assert problem == f"response_cache.enable: {message}"
 
 
 @pytest.mark.parametrize(
@@ -367,10 +367,10 @@ def test_responses_that_cannot_be_cached(tmp_path: Path, text: str, message: str
 def test_a_wrong_load_request(text: str, parts: list[str]) -> None:
     with pytest.raises(InvalidArgument) as caught:
         parse_override(text, "m")
-    said = caught.value.message
-    assert said.startswith("the configuration in the request to load model 'm': ")
-    assert [part for part in parts if part not in said] == []
-    assert len(said.splitlines()) == 1
+    problem = caught.value.message
+    assert problem.startswith("the configuration in the request to load model 'm': ")
+    assert [part for part in parts if part not in problem] == []
+    assert len(problem.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

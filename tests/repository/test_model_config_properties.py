@@ -149,9 +149,9 @@ def _with_numbers(value: Any) -> Any:
 @given(message=messages(), snake=st.booleans())
 @example(message=pb.ModelConfig(parameters={"dims": pb.ModelParameter(string_value="0")}), snake=False)
 def test_numbers_of_a_load_request_may_be_texts(message: Any, snake: bool) -> None:
-    said = _with_numbers(json_format.MessageToDict(message, preserving_proto_field_name=snake))
-    assert parse_override(json.dumps(said), "m") == message
-    assert parse_override(json.dumps(_with_texts(said)), "m") == message
+    printed = _with_numbers(json_format.MessageToDict(message, preserving_proto_field_name=snake))
+    assert parse_override(json.dumps(printed), "m") == message
+    assert parse_override(json.dumps(_with_texts(printed)), "m") == message
 
 
 TOKENS = "{ } [ ] < > : , ; # 1 -1 0x10 1e9 inf true 99 TYPE_FP32 KIND_GPU 'x' \"y\" '../x' '/' 'a\\0b' '\\xff' '"
@@ -170,10 +170,10 @@ def test_whatever_a_file_holds_is_a_configuration_or_an_error(folder: Path, cont
     file = str(folder / CONFIG_FILE)
     (folder / CONFIG_FILE).write_bytes(content)
     try:
-        said = read_config(folder, []).source
+        place = read_config(folder, []).source
     except ModelLoadError as error:
-        said = str(error)
-    assert file in said
+        place = str(error)
+    assert file in place
 
 
 JSON_KEYS = st.sampled_from(["@type", "[a.b]", *WORDS]) | st.text(max_size=3)
@@ -189,7 +189,7 @@ def json_values(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 @given(text=st.text(max_size=100) | st.recursive(JSON_LEAVES, json_values).map(json.dumps))
 def test_whatever_a_load_request_holds_is_a_configuration_or_an_error(text: str) -> None:
     try:
-        said = parse_override(text, "m").name or "m"
+        place = parse_override(text, "m").name or "m"
     except InvalidArgument as error:
-        said, _, _ = error.message.partition(": ")
-    assert said in ("m", "the configuration in the request to load model 'm'")
+        place, _, _ = error.message.partition(": ")
+    assert place in ("m", "the configuration in the request to load model 'm'")

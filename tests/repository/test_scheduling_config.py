@@ -93,12 +93,12 @@ def test_any_dynamic_batching_is_taken_as_it_is_said_or_refused(
     default: int,
 ) -> None:
     message: Any = pb.ModelConfig(max_batch_size=32)
-    said = message.dynamic_batching
-    said.preferred_batch_size.extend(sizes)
-    said.max_queue_delay_microseconds, said.preserve_ordering = delay, ordered
-    said.priority_levels, said.default_priority_level = levels, default
+    message_batching = message.dynamic_batching
+    message_batching.preferred_batch_size.extend(sizes)
+    message_batching.max_queue_delay_microseconds, message_batching.preserve_ordering = delay, ordered
+    message_batching.priority_levels, message_batching.default_priority_level = levels, default
     for level, (delays, timeout, most) in policies.items():
-        policy = said.priority_queue_policy[level]
+        policy = message_batching.priority_queue_policy[level]
         policy.timeout_action, policy.default_timeout_microseconds = int(delays), timeout
         policy.max_queue_size = most
     fine = (
@@ -177,8 +177,8 @@ def test_flags(tmp_path: Path, name: str, text: str, there: bool) -> None:
 @FLAGS
 @pytest.mark.parametrize("text", ["", "1", "True", "yes"])
 def test_what_is_no_flag(tmp_path: Path, name: str, text: str) -> None:
-    said = wrong(tmp_path, parameters(**{name: text}))
-    assert said.startswith(f"parameters[{name}]: expected true or false, got {text!r}")
+    problem = wrong(tmp_path, parameters(**{name: text}))
+    assert problem.startswith(f"parameters[{name}]: expected true or false, got {text!r}")
 
 
 CPUS = "CPU numbers like 0,2-3"
@@ -216,13 +216,13 @@ def test_any_list_of_cpus_is_one_or_an_error(text: str) -> None:
     message: Any = pb.ModelConfig()
     message.parameters["cpus"].string_value = text
     cpus: Sequence[int] = ()
-    said = ""
+    problem = ""
     try:
         cpus = config_of(message, Path(), "config", []).cpus
     except ModelLoadError as error:
-        said = str(error)
+        problem = str(error)
     if not cpus:
-        assert said.startswith(
+        assert problem.startswith(
             ("config: parameters[cpus]: expected CPU numbers", "config: parameters[cpus]: expected numbers")
         )
         return

@@ -84,8 +84,8 @@ def test_strategies(tmp_path: Path, text: str, batching: SequenceBatching) -> No
 
 @pytest.mark.parametrize("datatype", CONTROL_DATATYPES["CORRID"])
 def test_datatypes_of_ids(tmp_path: Path, datatype: str) -> None:
-    said = "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"
-    text = f"control_input {{ name: 'I' control {{ kind: CONTROL_SEQUENCE_CORRID data_type: {said} }} }}"
+    config_type = "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"
+    text = f"control_input {{ name: 'I' control {{ kind: CONTROL_SEQUENCE_CORRID data_type: {config_type} }} }}"
     batching = read(tmp_path, f"sequence_batching {{ {text} }}").sequence_batching
     assert batching is not None
     assert list(batching.controls) == [ControlInput("I", "CORRID", datatype)]
@@ -166,5 +166,5 @@ def _initial(text: str) -> str:
 )
 def test_wrong_sequences(tmp_path: Path, text: str, message: str) -> None:
     state_file(tmp_path)
-    said = wrong(tmp_path, f"sequence_batching {{ {text} }}")
-    assert said == f"sequence_batching{message.format(tmp_path)}"
+    problem = wrong(tmp_path, f"sequence_batching {{ {text} }}")
+    assert problem == f"sequence_batching{message.format(tmp_path)}"

@@ -79,10 +79,10 @@ class VersionedModel:
         response = await self.dataplane.infer(request, Call())
         return float(response.outputs[0].array.item())
 
-    async def error(self, value: float, sequence_id: int | str, **said: Any) -> ServingError:
+    async def error(self, value: float, sequence_id: int | str, **fields: Any) -> ServingError:
         """What a request is refused with."""
         with pytest.raises(ServingError) as caught:
-            await self.send(value, sequence_id, **said)
+            await self.send(value, sequence_id, **fields)
         return caught.value
 
     async def state(self, number: int, state: str) -> None:

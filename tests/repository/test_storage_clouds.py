@@ -128,23 +128,23 @@ def test_credentials_of_a_profile(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     )
     (tmp_path / ".aws" / "config").write_text("[profile team]\nregion = eu-north-1\n")
 
-    def said() -> dict[str, str]:
+    def credentials() -> dict[str, str]:
         return dict(Bucket(Url("s3", "bucket", "")).store.config)
 
-    assert said().items() >= {"access_key_id": "A", "secret_access_key": "B"}.items()
+    assert credentials().items() >= {"access_key_id": "A", "secret_access_key": "B"}.items()
     monkeypatch.setenv("AWS_PROFILE", "team")
     of_team = {"access_key_id": "C", "secret_access_key": "D", "session_token": "E"}
-    assert said().items() >= {**of_team, "region": "eu-north-1"}.items()
+    assert credentials().items() >= {**of_team, "region": "eu-north-1"}.items()
     monkeypatch.setenv("AWS_REGION", "us-west-2")
-    assert said().items() >= of_team.items()
-    assert said().get("region") != "eu-north-1"
+    assert credentials().items() >= of_team.items()
+    assert credentials().get("region") != "eu-north-1"
     for name in ("empty", "none"):
         monkeypatch.setenv("AWS_PROFILE", name)
         with pytest.raises(StoreError, match=f"has no aws_access_key_id for the profile '{name}'"):
-            said()
+            credentials()
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "F")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "G")
-    assert "D" not in said().values()
+    assert "D" not in credentials().values()
 
 
 def profile(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, *lines: str) -> None:

@@ -52,8 +52,8 @@ def no_secrets(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """In the libraries' logs neither."""
     caplog.set_level(logging.DEBUG)
     yield
-    said = caplog.text
-    assert [secret for secret in (TOKEN, SUBJECT, REFRESH, SECRET, "PRIVATE KEY") if secret in said] == []
+    logged = caplog.text
+    assert [secret for secret in (TOKEN, SUBJECT, REFRESH, SECRET, "PRIVATE KEY") if secret in logged] == []
 
 
 class Cloud:
@@ -184,8 +184,13 @@ async def test_a_federated_identity_of_a_program(
     storage: Proxy, tokens: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It prints the token."""
-    said = {"version": 1, "success": True, "token_type": FEDERATED["subject_token_type"], "id_token": SUBJECT}
-    (tmp_path / "said").write_text(json.dumps(said))
+    token_answer = {
+        "version": 1,
+        "success": True,
+        "token_type": FEDERATED["subject_token_type"],
+        "id_token": SUBJECT,
+    }
+    (tmp_path / "said").write_text(json.dumps(token_answer))
     command = {"command": f"cat {tmp_path / 'said'}", "timeout_millis": 30000}
     monkeypatch.setenv("GOOGLE_EXTERNAL_ACCOUNT_ALLOW_EXECUTABLES", "1")
     use(tmp_path, FEDERATED | {"credential_source": {"executable": command}})

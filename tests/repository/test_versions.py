@@ -68,8 +68,8 @@ async def test_what_is_wrong_at_the_start(tmp_path: Path, load: Loads, caplog: p
         f"Could not find base path {tmp_path / 'gone'} for servable gone",
         "Request to assign label to version 2 of model good, which is not currently available for inference",
     ]
-    said = [record.message for record in caplog.records if record.levelno == logging.ERROR]
-    assert said == [f"bad version 1 could not be loaded: {texts[0]}", *texts[1:]]
+    logged = [record.message for record in caplog.records if record.levelno == logging.ERROR]
+    assert logged == [f"bad version 1 could not be loaded: {texts[0]}", *texts[1:]]
     assert manager.registry.names() == ["good", "bad", "gone"]
     assert not manager.registry.all_ready()
     assert [manager.registry.is_ready(name) for name in manager.registry.names()] == [True, False, False]

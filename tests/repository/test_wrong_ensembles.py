@@ -31,7 +31,7 @@ NAMES = "expected names by name, got"
 
 
 @pytest.mark.parametrize(
-    ("said", "message"),
+    ("declaration", "message"),
     [
         (
             'steps = triglot.Step("m", {"x": "x"}, {"y": "y"})',
@@ -55,10 +55,10 @@ NAMES = "expected names by name, got"
         ("max_inflight_requests = False", "max_inflight_requests: expected an integer, got False"),
     ],
 )
-async def test_what_a_class_cannot_say(tmp_path: Path, said: str, message: str) -> None:
+async def test_what_a_class_cannot_say(tmp_path: Path, declaration: str, message: str) -> None:
     (tmp_path / "m.py").write_text(MODEL)
     file = tmp_path / "e.py"
-    file.write_text(f"{HEAD}{said}\n")
+    file.write_text(f"{HEAD}{declaration}\n")
     with pytest.raises(ModelLoadError) as caught:
         async with Server([tmp_path / "m.py", file], Config(grpc_port=0, rest_port=0)):
             pass

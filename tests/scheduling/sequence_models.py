@@ -204,9 +204,9 @@ def rows_of(batch: SequenceBatch | None) -> list[int]:
     return [0 if row is None else int(row.scheduling.sequence_id) for row in batch._rows]
 
 
-def started(batching: SequenceBatching, count: int, **said: Any) -> Driver:
+def started(batching: SequenceBatching, count: int, **options: Any) -> Driver:
     """A driver of so many sequences, from 1 on, that have had their first request."""
-    driver = Driver(Summing(batching, **said))
+    driver = Driver(Summing(batching, **options))
     for number in range(1, count + 1):
         driver.send(0, number, start=True)
     while any([driver.run(instance) for instance in range(len(driver.executors))]):  # noqa: C419 - each of them has its turn

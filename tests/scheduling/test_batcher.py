@@ -96,7 +96,7 @@ async def test_a_request_with_another_shape_closes_the_batch_that_waits() -> Non
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("first", "other"),
     [
         ((rows(1), {}), (rows(2, width=2), {})),
         ((rows(1), {}), (rows(2, dtype="f8"), {})),

@@ -37,9 +37,9 @@ def test_slots_are_made_when_they_are_used() -> None:
 # --- the backlog ---
 
 
-def full(**said: Any) -> tuple[Driver, FutureWork]:
+def full(**options: Any) -> tuple[Driver, FutureWork]:
     """One slot, which sequence 1 has."""
-    driver = Driver(Summing(DIRECT, rows=1, **said))
+    driver = Driver(Summing(DIRECT, rows=1, **options))
     return driver, driver.send(1, 1, start=True)
 
 

@@ -26,9 +26,9 @@ async def test_flags_have_the_values_that_were_said(kind: ControlKind, datatype:
     request = servable(model)
     for at in range(3):
         await send(request, 1, 5, start=at == 0, end=at == 2)
-    said = {"START": [true, false, false], "READY": [true] * 3, "END": [false, false, true]}[kind]
+    expected = {"START": [true, false, false], "READY": [true] * 3, "END": [false, false, true]}[kind]
     flags = [seen["flag"] for seen in model.seen]
-    assert [flag.item() for flag in flags] == said
+    assert [flag.item() for flag in flags] == expected
     dtypes = {"INT32": np.int32, "FP32": np.float32, "BOOL": np.bool_}
     assert {(flag.dtype.type, flag.shape) for flag in flags} == {(dtypes[datatype], (1, 1) if rows else (1,))}
     await request.close()

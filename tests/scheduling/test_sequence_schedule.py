@@ -12,12 +12,12 @@ from sequence_models import DIRECT, Driver, Summing, error_of, rows_of, sequence
 from triglot.model.scheduling import DirectStrategy, OldestStrategy, SequenceBatching
 
 
-def direct(**said: Any) -> SequenceBatching:
-    return replace(DIRECT, strategy=DirectStrategy(**said))
+def direct(**options: Any) -> SequenceBatching:
+    return replace(DIRECT, strategy=DirectStrategy(**options))
 
 
-def oldest(**said: Any) -> SequenceBatching:
-    return replace(DIRECT, strategy=OldestStrategy(**said))
+def oldest(**options: Any) -> SequenceBatching:
+    return replace(DIRECT, strategy=OldestStrategy(**options))
 
 
 SLOTS = direct(max_queue_delay=2, minimum_slot_utilization=0.5)

@@ -165,8 +165,8 @@ async def test_a_stream_is_a_request_like_any_other() -> None:
 class Repeating(Summing):
     """Decoupled: yields its input as often as its sequence has had requests."""
 
-    def __init__(self, **said: Any) -> None:
-        super().__init__(SequenceBatching(max_idle=HOUR, controls=CONTROLS), **said)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(SequenceBatching(max_idle=HOUR, controls=CONTROLS), **options)
         self.count: dict[int, int] = {}
 
     def infer(self, inputs: Inputs, call: Call) -> Any:

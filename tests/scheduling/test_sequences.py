@@ -150,9 +150,9 @@ async def test_a_full_queue_refuses_and_the_sequence_goes_on() -> None:
     await served.close()
 
 
-def model_of(**said: Any) -> Model:
+def model_of(**attributes: Any) -> Model:
     model = Summing()
-    vars(model).update(said)
+    vars(model).update(attributes)
     return model
 
 
@@ -161,7 +161,7 @@ def _yielding(inputs: Inputs) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(
-    ("said", "text"),
+    ("attributes", "text"),
     [
         (
             {"takes_messages": True},
@@ -170,9 +170,9 @@ def _yielding(inputs: Inputs) -> Iterator[Any]:
         ({"infer": _yielding}, "sequence_batching.states: expected none for a model that yields responses"),
     ],
 )
-async def test_what_a_model_cannot_have(said: dict[str, Any], text: str) -> None:
+async def test_what_a_model_cannot_have(attributes: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        servable(model_of(**said))
+        servable(model_of(**attributes))
 
 
 async def test_a_model_that_cannot_be_leaves_no_threads() -> None:

@@ -338,8 +338,10 @@ def test_an_access_line_says_who_what_and_how_long(logged: Logged) -> None:
     assert line["duration_ms"] > 0
     assert line["bytes_in"] > 0
     assert line["bytes_out"] > 0
-    said = {name: line[name] for name in line if name not in ("time", "duration_ms", "bytes_in", "bytes_out")}
-    assert said == {
+    fixed_fields = {
+        name: line[name] for name in line if name not in ("time", "duration_ms", "bytes_in", "bytes_out")
+    }
+    assert fixed_fields == {
         "level": "INFO",
         "logger": "triglot.access",
         "message": "kserve GRPC ModelInfer",
@@ -360,8 +362,8 @@ def test_a_request_that_is_named_by_a_header(logged: Logged) -> None:
     logged.post("/v1/models/process:predict", {"instances": [1]}, {"X-Request-Id": "of-header"})
     (line,) = logged.of("triglot.access", "of-header")
     assert (line["protocol"], line["entrypoint"], line["method"]) == ("tfserving", "REST", "predict")
-    (said,) = logged.of("my.model", "of-header")
-    assert belongs(said, "process", "of-header")
+    (model_line,) = logged.of("my.model", "of-header")
+    assert belongs(model_line, "process", "of-header")
 
 
 def test_lines_name_the_spans_of_a_sampled_call(tmp_path: Path) -> None:
@@ -379,12 +381,12 @@ def test_lines_name_the_spans_of_a_sampled_call(tmp_path: Path) -> None:
             lines = {name: (logged.of("my.model", name), logged.of("triglot.access", name)) for name in names}
         spans = received.wait_for(6)
     for name in names:
-        ((said,), (access,)) = lines[name]
+        ((model_line,), (access,)) = lines[name]
         (call,) = [span for span in spans if span.kind == SERVER and span.id == access["span_id"]]
         assert call.parent == SPAN
-        (compute,) = [span for span in spans if span.id == said["span_id"]]
+        (compute,) = [span for span in spans if span.id == model_line["span_id"]]
         assert compute.parent == call.id
-        assert said["trace_id"] == access["trace_id"] == TRACE
+        assert model_line["trace_id"] == access["trace_id"] == TRACE
 
 
 def test_texts_of_clients_stay_in_their_fields(logged: Logged) -> None:
@@ -468,9 +470,9 @@ def test_workers_say_which_one_writes(tmp_path: Path) -> None:
         lines = logged.lines()
     assert {line.get("worker") for line in lines} == {None, 1, 2}
     accessed = {line["request_id"]: line["worker"] for line in lines if line["logger"] == "triglot.access"}
-    said = {line["request_id"]: line["worker"] for line in lines if line["logger"] == "my.model"}
-    assert accessed == said
-    assert len(said) == 8
+    by_model = {line["request_id"]: line["worker"] for line in lines if line["logger"] == "my.model"}
+    assert accessed == by_model
+    assert len(by_model) == 8
 
 
 def test_a_server_that_cannot_start_says_so_in_an_object(tmp_path: Path) -> None:

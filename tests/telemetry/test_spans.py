@@ -353,10 +353,10 @@ async def test_an_ensemble(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_batch_is_one_span_with_links(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
+    parents_seen: list[str] = []
 
     def infer(inputs: Arrays, call: Call) -> Any:
-        said.append(call.traceparent)
+        parents_seen.append(call.traceparent)
         if inputs["x"][0] == 0:
             first.begun.set()
             assert first.gate.wait(20)
@@ -390,7 +390,7 @@ async def test_a_batch_is_one_span_with_links(monkeypatch: pytest.MonkeyPatch) -
         assert (batch.trace, batch.parent) in [(call.trace, call.id) for call in calls]
         computed = [span for span in spans if span.name == "compute"]
         assert [span.links for span in computed] == [[(batch.trace, batch.id)]] * 3
-        assert said[-1] == f"00-{batch.trace}-{batch.id}-01"
+        assert parents_seen[-1] == f"00-{batch.trace}-{batch.id}-01"
 
 
 async def test_a_call_that_waits_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:

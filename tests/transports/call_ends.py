@@ -19,7 +19,7 @@ class Seen:
     trailing: tuple[tuple[str, str | bytes], ...] = ()
 
 
-async def seen(call: Any, *, said: bool = True) -> Seen:
+async def seen(call: Any, *, with_details: bool = True) -> Seen:
     """How the call ends."""
     answers: list[bytes] = []
     try:
@@ -32,4 +32,4 @@ async def seen(call: Any, *, said: bool = True) -> Seen:
         pass
     assert tuple(await call.initial_metadata()) == ()
     code, trailing = (await call.code()).name, tuple(await call.trailing_metadata())
-    return Seen(code, await call.details() if said else None, tuple(answers), trailing)
+    return Seen(code, await call.details() if with_details else None, tuple(answers), trailing)

@@ -283,8 +283,8 @@ async def over_http1(here: Live, request: Request, left: Left | None) -> None:
 async def over_http2(here: Live, request: Request, left: Left | None) -> None:
     """As above."""
     async with client_of(here.server.grpc_port) as client:
-        said = [*request.headers.items(), ("content-length", str(len(request.body)))]
-        await client.send(client.raw_headers(1, fields("POST", request.path, *said)))
+        headers = [*request.headers.items(), ("content-length", str(len(request.body)))]
+        await client.send(client.raw_headers(1, fields("POST", request.path, *headers)))
         for at in range(0, len(request.body), 16_000):
             last = at + 16_000 >= len(request.body)
             await client.send(data(1, request.body[at : at + 16_000], end=last))

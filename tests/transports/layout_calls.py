@@ -29,9 +29,9 @@ COLUMNS = 4
 Arrays = Mapping[str, Any]
 
 
-def raising(error: type[BaseException], *said: str) -> Callable[..., Any]:
+def raising(error: type[BaseException], *arguments: str) -> Callable[..., Any]:
     def fails(*_: Any) -> Any:
-        raise error(*said)
+        raise error(*arguments)
 
     return fails
 

@@ -28,7 +28,9 @@ def channels(port: int, count: int) -> list[grpc.aio.Channel]:
 
 
 async def codes(calls: Iterable[Any]) -> Counter[str]:
-    return Counter([outcome.code for outcome in await asyncio.gather(*(seen(call, said=False) for call in calls))])
+    return Counter(
+        [outcome.code for outcome in await asyncio.gather(*(seen(call, with_details=False) for call in calls))]
+    )
 
 
 @pytest.mark.parametrize("count", [1, 4])

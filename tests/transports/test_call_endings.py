@@ -71,7 +71,7 @@ async def test_a_deadline_passes(transport: str, wait: str) -> None:
             model.gate.clear()
         for later in ever_later(0.5):
             late = client.call("kserve", "held", array(0), timeout=later)
-            end = asyncio.ensure_future(seen(late, said=False))
+            end = asyncio.ensure_future(seen(late, with_details=False))
             await until(lambda: is_there() or end.done())  # noqa: B023 - it is not called later
             begun_in_time = is_there()
             assert (await end).code == "DEADLINE_EXCEEDED"
@@ -134,7 +134,7 @@ async def test_what_is_too_much_is_refused() -> None:
 async def test_a_stop_waits_for_it_and_then_says_that_the_server_stops(transport: str) -> None:
     async with holding(transport, "kserve", grace=0.1) as (client, model, call):
         await client.served.server.stop()
-        end = await seen(call, said=False)
+        end = await seen(call, with_details=False)
         assert end.code == "UNAVAILABLE"
         assert model.calls[-1].cancelled
 

@@ -66,12 +66,14 @@ class Here:
     rows: MoreRows
     server: GrpcServer | H2Server
 
-    async def ask(self, name: str, data: bytes = b"1", *, said: bool = True, **options: Any) -> Seen:
-        """One request, one answer. `said`: the server says why, if it fails."""
+    async def ask(self, name: str, data: bytes = b"1", *, with_details: bool = True, **options: Any) -> Seen:
+        """One request, one answer. `with_details`: compare the text of an error, too."""
         path = name if "/" in name else PATH + name
-        return await seen(self.channel.unary_unary(path)(data, **{"timeout": SECONDS, **options}), said=said)
+        return await seen(
+            self.channel.unary_unary(path)(data, **{"timeout": SECONDS, **options}), with_details=with_details
+        )
 
-    async def stream(self, name: str, *requests: bytes, said: bool = True, **options: Any) -> Seen:
+    async def stream(self, name: str, *requests: bytes, with_details: bool = True, **options: Any) -> Seen:
         """So many requests, and all answers."""
 
         async def sending() -> AsyncIterator[bytes]:
@@ -79,7 +81,7 @@ class Here:
                 yield body
 
         call = self.channel.stream_stream(PATH + name)(sending(), **{"timeout": SECONDS, **options})
-        return await seen(call, said=said)
+        return await seen(call, with_details=with_details)
 
 
 @asynccontextmanager
@@ -119,11 +121,14 @@ CALLS: dict[str, tuple[Seen, Callable[[Here], Awaitable[Seen]]]] = {
     "no method": (UNKNOWN, lambda here: here.ask("None")),
     "no service": (UNKNOWN, lambda here: here.ask("/t.U/Echo")),
     "no name": (UNKNOWN, lambda here: here.ask("/")),
-    "a deadline": (Seen("DEADLINE_EXCEEDED", None), lambda here: here.ask("Held", said=False, timeout=SOON)),
-    "no time": (Seen("DEADLINE_EXCEEDED", None), lambda here: here.ask("Echo", said=False, timeout=-1)),
+    "a deadline": (
+        Seen("DEADLINE_EXCEEDED", None),
+        lambda here: here.ask("Held", with_details=False, timeout=SOON),
+    ),
+    "no time": (Seen("DEADLINE_EXCEEDED", None), lambda here: here.ask("Echo", with_details=False, timeout=-1)),
     "a stream's deadline": (
         Seen("DEADLINE_EXCEEDED", None),
-        lambda here: here.stream("Both", b"1", said=False, timeout=SOON),
+        lambda here: here.stream("Both", b"1", with_details=False, timeout=SOON),
     ),
     "many answers": (Seen("OK", answers=(b"1",) * 1000), lambda here: here.stream("Count", b"1")),
     "a stream that fails": (
@@ -162,7 +167,7 @@ async def test_a_cancellation_reaches_the_handler(here: Here) -> None:
     call = here.channel.unary_unary(PATH + "Held")(b"")
     await asyncio.wait_for(here.rows.held.wait(), SECONDS)
     call.cancel()
-    assert await seen(call, said=False) == Seen("CANCELLED", None)
+    assert await seen(call, with_details=False) == Seen("CANCELLED", None)
     await asyncio.wait_for(here.rows.cancelled.wait(), SECONDS)
 
 
@@ -181,7 +186,7 @@ async def test_who_leaves_a_stream_is_no_error(transport: str, caplog: pytest.Lo
 async def test_a_deadline_reaches_the_handler(here: Here) -> None:
     timeout = SOON
     while not here.rows.held.is_set():  # It may pass before the call is there.
-        assert (await here.ask("Held", said=False, timeout=timeout)).code == "DEADLINE_EXCEEDED"
+        assert (await here.ask("Held", with_details=False, timeout=timeout)).code == "DEADLINE_EXCEEDED"
         timeout *= 2
     await asyncio.wait_for(here.rows.cancelled.wait(), SECONDS)
 
@@ -242,13 +247,13 @@ async def test_calls_that_run_when_the_server_stops_are_finished(here: Here) -> 
     stopping = asyncio.ensure_future(here.server.stop())
     async with asyncio.timeout(SECONDS):
         # It may have come before the server's word, or, with grpc's own server, be left unanswered just then.
-        while (await here.ask("Echo", said=False, timeout=1)).code != "UNAVAILABLE":
+        while (await here.ask("Echo", with_details=False, timeout=1)).code != "UNAVAILABLE":
             pass
     assert not stopping.done()
     here.rows.gate.set()
     assert await seen(held) == Seen("OK", answers=(b"1",))
     await asyncio.wait_for(stopping, SECONDS)
-    assert (await here.ask("Echo", said=False)).code == "UNAVAILABLE"
+    assert (await here.ask("Echo", with_details=False)).code == "UNAVAILABLE"
 
 
 async def test_a_client_that_streams_gets_its_one_answer(here: Here) -> None:
@@ -276,7 +281,7 @@ async def test_calls_that_outlast_the_grace_period(transport: str) -> None:
         call = here.channel.unary_unary(PATH + "Held")(b"1", timeout=SECONDS)
         await asyncio.wait_for(here.rows.held.wait(), SECONDS)
         stopping = asyncio.ensure_future(here.server.stop())
-        assert await seen(call, said=False) == Seen("UNAVAILABLE", None)
+        assert await seen(call, with_details=False) == Seen("UNAVAILABLE", None)
         await asyncio.wait_for(here.rows.cancelled.wait(), SECONDS)
         await asyncio.wait_for(stopping, SECONDS)
 

@@ -146,10 +146,10 @@ def test_padding_takes_no_room_for_ever() -> None:
 def test_the_server_begins_with_its_settings() -> None:
     first = connection().out.take()[0]
     assert first[3] == frames.SETTINGS
-    said = dict(frames.read_settings(memoryview(first)[frames.HEAD_BYTES :]))
-    assert said[frames.Setting.MAX_CONCURRENT_STREAMS] == Limits().max_streams
-    assert said[frames.Setting.MAX_HEADER_LIST_SIZE] == 16 * 1024
-    assert frames.Setting.ENABLE_PUSH not in said
+    settings = dict(frames.read_settings(memoryview(first)[frames.HEAD_BYTES :]))
+    assert settings[frames.Setting.MAX_CONCURRENT_STREAMS] == Limits().max_streams
+    assert settings[frames.Setting.MAX_HEADER_LIST_SIZE] == 16 * 1024
+    assert frames.Setting.ENABLE_PUSH not in settings
 
 
 def test_a_block_in_many_frames_with_padding_and_priority() -> None:

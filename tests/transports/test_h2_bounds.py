@@ -73,8 +73,8 @@ async def test_calls_of_a_client_that_does_not_read() -> None:
         statuses: Counter[str] = Counter()
         while statuses.total() < count:
             got = await client.next(frames.HEADERS)
-            if "grpc-status" in (said := client.fields(got.payload)):
-                statuses[said["grpc-status"]] += 1
+            if "grpc-status" in (trailers := client.fields(got.payload)):
+                statuses[trailers["grpc-status"]] += 1
         assert here.rows.made == first
         assert statuses == {"0": first, RESOURCE_EXHAUSTED: count - first}
         await client.close()

@@ -91,9 +91,9 @@ async def test_a_body_too_short_for_a_message_ends_its_call_alone(size: int, hea
         statuses: dict[int, str] = {}
         while len(statuses) < len(bodies):
             got = await client.next(frames.HEADERS)
-            said = client.fields(got.payload)
+            trailers = client.fields(got.payload)
             if got.flags & frames.END_STREAM:
-                statuses[got.stream] = said["grpc-status"]
+                statuses[got.stream] = trailers["grpc-status"]
         assert statuses == {1: "0", 3: "0", 5: "12" if size == 0 else "13", 7: "0"}
         await client.close()
 

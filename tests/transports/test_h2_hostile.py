@@ -53,15 +53,15 @@ async def calling(channel: grpc.aio.Channel, ended: asyncio.Event) -> int:
     raise AssertionError
 
 
-@pytest.mark.parametrize("said", [b"", b"PRI * HT"], ids=["nothing", "half a preface"])
-async def test_who_does_not_greet_is_let_go(said: bytes) -> None:
+@pytest.mark.parametrize("first_bytes", [b"", b"PRI * HT"], ids=["nothing", "half a preface"])
+async def test_who_does_not_greet_is_let_go(first_bytes: bytes) -> None:
     async with served() as here, here.channel() as channel:
         assert await channel.unary_unary("/t.T/Echo")(b"0", timeout=SECONDS) == b"0"
         here.server.limits = Limits(settings_timeout=0.2)  # For those who come from now on.
         ended = asyncio.Event()
         others = asyncio.create_task(calling(channel, ended))
         client = await here.client()
-        await client.send(said)
+        await client.send(first_bytes)
         assert [got.code for got in await client.rest() if got.kind == frames.GOAWAY] == [
             ErrorCode.SETTINGS_TIMEOUT
         ]

@@ -79,12 +79,12 @@ async def test_only_the_hostile_connection_ends_with_uvloop(name: str, authority
     await attack(name, authority)
 
 
-@pytest.mark.parametrize("said", [b"", b"PRI * HT"], ids=["nothing", "half a preface"])
-async def test_who_does_not_greet_is_let_go(said: bytes, authority: Authority) -> None:
+@pytest.mark.parametrize("first_bytes", [b"", b"PRI * HT"], ids=["nothing", "half a preface"])
+async def test_who_does_not_greet_is_let_go(first_bytes: bytes, authority: Authority) -> None:
     async with secured(authority) as (here, _):
         here.server.limits = Limits(settings_timeout=0.5)  # For those who come from now on.
         silent = await connect(here, authority)
-        await silent.send(said)
+        await silent.send(first_bytes)
         last = [got.code for got in await silent.rest() if got.kind == frames.GOAWAY]
         assert last == [ErrorCode.SETTINGS_TIMEOUT]
         await silent.close()

@@ -78,8 +78,8 @@ async def test_a_request_without_a_body() -> None:
 @pytest.mark.parametrize("size", [1, 7, len(BODY)])
 async def test_a_body_in_parts(length: bool, size: int) -> None:
     async with server(**ONE) as here, client_of(here.grpc_port) as client:
-        said = [("content-length", str(len(BODY)))] if length else []
-        await client.send(client.raw_headers(1, fields("POST", INFER, *said)))
+        headers = [("content-length", str(len(BODY)))] if length else []
+        await client.send(client.raw_headers(1, fields("POST", INFER, *headers)))
         for at in range(0, len(BODY), size):
             await client.send(data(1, BODY[at : at + size], end=at + size >= len(BODY)))
         head, body = await answer(client)
@@ -125,9 +125,9 @@ async def test_large_both_ways_through_small_windows() -> None:
 
 async def test_a_compressed_answer_and_a_page() -> None:
     async with server(**ONE) as here, client_of(here.grpc_port) as client:
-        said = [("accept", "text/html"), ("accept-encoding", "gzip"), ("cookie", "a=1"), ("cookie", "b=2")]
+        headers = [("accept", "text/html"), ("accept-encoding", "gzip"), ("cookie", "a=1"), ("cookie", "b=2")]
         flags = frames.END_HEADERS | frames.END_STREAM
-        await client.send(client.raw_headers(1, fields("GET", "/", *said), flags))
+        await client.send(client.raw_headers(1, fields("GET", "/", *headers), flags))
         head, body = await answer(client)
         assert head[":status"] == "200"
         text = gzip.decompress(body) if head.get("content-encoding") == "gzip" else body
@@ -162,8 +162,8 @@ async def test_no_second_request_is_smuggled_in_a_body() -> None:
         model.gate.set()
         async with client_of(here.server.grpc_port) as client:
             hidden = b"POST " + INFER.encode() + b" HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % len(BODY) + BODY
-            said = ("content-length", "2")
-            await client.send(client.raw_headers(1, fields("POST", "/v2", said)))
+            headers = ("content-length", "2")
+            await client.send(client.raw_headers(1, fields("POST", "/v2", headers)))
             await client.send(data(1, b"{}", end=False), data(1, hidden))
             got = await client.next(frames.HEADERS, frames.RST_STREAM)
             assert got.kind == frames.RST_STREAM or client.fields(got.payload)[":status"] in ("400", "405")

@@ -54,7 +54,7 @@ def connections(here: Live) -> int:
     return http.count_connections()
 
 
-async def said(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+async def received(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
     """All that comes until the server closes the connection, which it does."""
     got = await asyncio.wait_for(reader.read(), SECONDS)
     writer.close()
@@ -67,7 +67,7 @@ async def test_many_get_their_answers(here: Live, path: str, version: str) -> No
     clients = [await half_closed(here, post(path, version=version)) for _ in range(CLIENTS)]
     scripted(here).gate.set()
     for client in clients:
-        got = await said(*client)
+        got = await received(*client)
         assert got.count(b"200 OK") == got.count(b'"outputs"') == 1
     await until(lambda: not connections(here))
 
@@ -76,7 +76,7 @@ async def test_every_request_of_a_pipeline_is_answered(here: Live) -> None:
     client = await half_closed(here, post(INFER) + post("/v2/models/same/infer") + post("/v2/nothing"))
     await scripted(here).wait_until_entered()
     scripted(here).gate.set()
-    got = await said(*client)
+    got = await received(*client)
     assert (got.count(b"200 OK"), got.count(b"404 Not Found")) == (2, 1)
     await until(lambda: not connections(here))
 
@@ -104,6 +104,6 @@ async def test_who_half_closes_and_leaves_later_is_cancelled(here: Live) -> None
 
 @pytest.mark.parametrize("sent", [b"", b"POST /v2", post(INFER, body=b""), post(INFER, body=TINY[:-1])])
 async def test_who_has_sent_no_whole_request_is_let_go(here: Live, sent: bytes) -> None:
-    got = await said(*await half_closed(here, sent))
+    got = await received(*await half_closed(here, sent))
     assert b"200 OK" not in got
     await until(lambda: not connections(here))

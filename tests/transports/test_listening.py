@@ -37,7 +37,7 @@ def listener(sockets: list[socket.socket], make: Callable[[], asyncio.Protocol] 
     return Listener(sockets, lambda _: make(), max_connections=1000)
 
 
-async def said(port: int, text: bytes) -> bytes:
+async def echoed(port: int, text: bytes) -> bytes:
     reader, writer = await asyncio.open_connection(HOST, port)
     writer.write(text)
     answer = await asyncio.wait_for(reader.read(), SECONDS)
@@ -56,7 +56,7 @@ async def test_a_port_is_shared_only_where_that_is_meant() -> None:
     both = [listener([first]), listener([second])]
     for bound in both:
         bound.start()
-    assert [await said(port, b"%d" % number) for number in range(20)] == [b"%d" % number for number in range(20)]
+    assert [await echoed(port, b"%d" % number) for number in range(20)] == [b"%d" % number for number in range(20)]
     for bound in both:
         bound.stop()
 
@@ -76,7 +76,7 @@ async def test_what_has_come_before_the_end_is_served() -> None:
         assert await asyncio.to_thread(client.recv, 10) == b"hello"
         client.close()
     with pytest.raises(ConnectionRefusedError):
-        await said(port, b"late")
+        await echoed(port, b"late")
 
 
 async def test_no_more_files(caplog: pytest.LogCaptureFixture) -> None:

@@ -122,12 +122,12 @@ async def test_first_bytes_that_come_one_by_one(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "said", [b"PRI * HTTP/2.0\r\n\r\nSX\r\n\r\n", b"PRI * HTTP/1.1\r\n\r\n", b"\x16\x03\x01", b"\0" * 30]
+    "first_bytes", [b"PRI * HTTP/2.0\r\n\r\nSX\r\n\r\n", b"PRI * HTTP/1.1\r\n\r\n", b"\x16\x03\x01", b"\0" * 30]
 )
-async def test_what_is_neither(said: bytes) -> None:
+async def test_what_is_neither(first_bytes: bytes) -> None:
     async with server(**ONE) as here:
         reader, writer = await asyncio.open_connection(HOST, here.grpc_port)
-        writer.write(said)
+        writer.write(first_bytes)
         writer.write_eof()
         assert (await until_closed(reader))[:12] in (b"", b"HTTP/1.0 400", b"HTTP/1.1 400", b"HTTP/1.1 404")
         writer.close()
@@ -135,13 +135,13 @@ async def test_what_is_neither(said: bytes) -> None:
             assert await infer(channel) == TWICE
 
 
-@pytest.mark.parametrize("said", [b"", b"PRI * HTTP/2.0\r\n"])
-async def test_who_does_not_say_what_it_speaks_is_let_go(said: bytes) -> None:
+@pytest.mark.parametrize("first_bytes", [b"", b"PRI * HTTP/2.0\r\n"])
+async def test_who_does_not_say_what_it_speaks_is_let_go(first_bytes: bytes) -> None:
     limits = Limits(settings_timeout=0.1)
     here = H2Server([Rows().service()], Config(grpc_port=0), Telemetry(), limits, rest=rest_server())
     port = await here.start()
     reader, writer = await asyncio.open_connection(HOST, port)
-    writer.write(said)
+    writer.write(first_bytes)
     assert await until_closed(reader) == b""
     assert not here.sniffers
     writer.close()

@@ -221,8 +221,8 @@ async def test_what_a_load_raises_is_said_and_the_next_one_loads(
     config = triglot.Config(grpc_port=0, rest_port=0, **transport_options(model_control_mode="explicit"))
     async with triglot.Server([tmp_path], config) as server, asyncio.timeout(SECONDS):
         # A coroutine, or a property read in one, turns this one into an error of Python's own.
-        said = "StopIteration" if name == "StopIteration" else error.partition("(")[0].rpartition(".")[2]
-        with pytest.raises(triglot.ServingError, match=said):
+        error_name = "StopIteration" if name == "StopIteration" else error.partition("(")[0].rpartition(".")[2]
+        with pytest.raises(triglot.ServingError, match=error_name):
             await server.manager.load_model("m")
         write(tmp_path / "m", hooked(infer))
         await server.manager.load_model("m")

@@ -76,8 +76,8 @@ class Http1(Upload):
 class Http2(Upload):
     async def begin(self, here: Live, stack: AsyncExitStack) -> None:
         self._client: Client = await stack.enter_async_context(client_of(here.server.grpc_port))
-        said = ("content-length", str(self.size)), *self.headers
-        await self._client.send(self._client.raw_headers(1, fields("POST", INFER, *said)))
+        headers = ("content-length", str(self.size)), *self.headers
+        await self._client.send(self._client.raw_headers(1, fields("POST", INFER, *headers)))
 
     async def send(self, part: bytes, *, end: bool = False) -> None:
         for at in range(0, len(part), 16_000):

@@ -162,11 +162,12 @@ async def test_a_server_that_ends_lets_sequences_end_first(caplog: pytest.LogCap
         assert await ask(server, number("sum", 3, 9, 9)) == 6
         async with asyncio.timeout(20):
             await draining
-    said = [record.getMessage() for record in caplog.records]
+    logged = [record.getMessage() for record in caplog.records]
     assert (
-        "draining: readiness is off, requests are accepted for another 0 s, and new sequences are rejected" in said
+        "draining: readiness is off, requests are accepted for another 0 s, and new sequences are rejected"
+        in logged
     )
-    assert any(line.startswith("waiting up to ") for line in said)
+    assert any(line.startswith("waiting up to ") for line in logged)
 
 
 async def test_a_server_does_not_wait_for_sequences_for_ever() -> None:

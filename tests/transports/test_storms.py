@@ -29,7 +29,7 @@ class Healthy:
         self._calls: asyncio.Task[int] | None = None
 
     async def __aenter__(self) -> Healthy:
-        await self._said(b"first")
+        await self._exchange(b"first")
         self._calls = asyncio.create_task(self._call())
         return self
 
@@ -38,12 +38,12 @@ class Healthy:
         assert self._calls is not None
         self._ended.set()
         assert await asyncio.wait_for(self._calls, LONG) > 1
-        await self._said(b"last")
+        await self._exchange(b"last")
         await self._stream.done_writing()
         assert await self._stream.read() is grpc.aio.EOF
         assert await self._stream.code() is grpc.StatusCode.OK
 
-    async def _said(self, data: bytes) -> None:
+    async def _exchange(self, data: bytes) -> None:
         await self._stream.write(data)
         assert await asyncio.wait_for(self._stream.read(), SECONDS) == data
 

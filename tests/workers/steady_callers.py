@@ -19,7 +19,7 @@ from process import SECONDS, clean_environment
 from protocol_clients.kserve import infer
 from waiting import wait_until
 
-SAID_SECONDS = 0.02
+REPORT_SECONDS = 0.02
 """Between two lines of what was answered so far."""
 PAUSE_SECONDS = 0.005
 """Between two calls: a worker has to come up beside the callers."""
@@ -49,9 +49,9 @@ class Callers:
 
     def _read(self, lines: IO[str]) -> None:
         for line in lines:
-            said = json.loads(line)
-            self.errors = said["errors"]
-            self.answers = Counter({int(pid): number for pid, number in said["answers"].items()})
+            report = json.loads(line)
+            self.errors = report["errors"]
+            self.answers = Counter({int(pid): number for pid, number in report["answers"].items()})
 
     def stop(self) -> None:
         """Have them end; their last word is heard. Raise `AssertionError` when they have failed."""
@@ -99,11 +99,11 @@ def main(port: int, count: int) -> None:
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
-        stopped.wait(SAID_SECONDS)
+        stopped.wait(REPORT_SECONDS)
         for thread in threads if stopped.is_set() else ():
             thread.join()
-        said = sum((own.copy() for own in answers), Counter[int]())
-        print(json.dumps({"answers": said, "errors": errors}), flush=True)
+        total = sum((own.copy() for own in answers), Counter[int]())
+        print(json.dumps({"answers": total, "errors": errors}), flush=True)
 
 
 if __name__ == "__main__":

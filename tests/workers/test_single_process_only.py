@@ -28,9 +28,9 @@ def test_a_server_in_a_program_is_one_process(tmp_path: Path) -> None:
 def test_whoever_has_sequences_is_told_that_workers_do_not_share_them(tmp_path: Path) -> None:
     (tmp_path / "simple_sequence").symlink_to(MODELS / "simple_sequence")
     with Workers(tmp_path, "--allow-symlinks") as workers:
-        said = workers.stderr.text()
-        assert said.count("send all requests of a sequence over one connection") == 1
-        assert "worker 1: simple_sequence" in said
+        logged = workers.stderr.text()
+        assert logged.count("send all requests of a sequence over one connection") == 1
+        assert "worker 1: simple_sequence" in logged
         workers.stop()
 
 

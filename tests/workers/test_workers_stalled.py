@@ -38,9 +38,9 @@ def test_it_is_replaced_when_nobody_asks_for_it(tmp_path: Path) -> None:
         pids = workers.pids()
         stand_still(pids[0])
         wait_until(lambda: len(SERVES.findall(workers.stderr.text())) == 3)
-        said = workers.stderr.text()
-        assert f"worker 1 (pid {pids[0]}) sent no heartbeat for 1 s; killing it" in said
-        assert "out of memory" not in said
+        logged = workers.stderr.text()
+        assert f"worker 1 (pid {pids[0]}) sent no heartbeat for 1 s; killing it" in logged
+        assert "out of memory" not in logged
         assert workers.pids()[1] == pids[1]
         assert sorted(workers.on_each(lambda _: 0)) == [0, 0]
 

@@ -255,7 +255,7 @@ async def check_a_default(subject):
 # --- errors ---
 
 
-async def check_what_is_said_of_bad_examples(subject):
+async def check_errors_of_bad_examples(subject):
     model = subject.model("half_plus_two")
     good = example(x=[1.0])
     for bad, text in (

@@ -134,15 +134,15 @@ def half_plus_two(folder):
     save(folder / "00000123", build)
 
 
-def save_half_plus_three(folder, said):
-    """`said` is what its signatures say of a tensor."""
+def save_half_plus_three(folder, tensor_info):
+    """Save the model; `tensor_info` makes what its signatures hold of a tensor."""
 
     def build():
         half, three = variable(0.5, "a"), variable(3.0, "b")
         examples = v1.placeholder(tf.string, name="tf_example")
         x = tf.identity(parsed_examples(examples)[0], name="x")
         y = tf.add(half * x, three, name="y")
-        in_x, out_y, inputs = (said(tensor) for tensor in (x, y, examples))
+        in_x, out_y, inputs = (tensor_info(tensor) for tensor in (x, y, examples))
         return {
             "serving_default": signature({"x": in_x}, {"y": out_y}),
             REGRESS: signature({"inputs": inputs}, {"outputs": out_y}, REGRESS),

@@ -302,8 +302,8 @@ async def check_a_model_that_cannot_be_loaded(subject):
         (folder / "1" / "saved_model.pb").write_bytes(b"\xff\xff\xff")
         configs = two(subject), model_config(name, folder, 1)
         code, text = await failure(reload(other, *configs))
-        said = "1 model(s) did not become available: {{{name: " + name + " version: 1} due to error: "
-        assert (code, text[: len(said)]) == (Code.UNKNOWN, said), text
+        problem = "1 model(s) did not become available: {{{name: " + name + " version: 1} due to error: "
+        assert (code, text[: len(problem)]) == (Code.UNKNOWN, problem), text
         ((version, state, code, text),) = await other.status(name)
         assert (version, state) == (1, "END")
         assert code != 0
@@ -320,8 +320,8 @@ async def check_a_model_whose_folder_is_not_there(subject):
     other, name = subject.other, new_name()
     await reload(other, two(subject))
     code, text = await failure(reload(other, two(subject), model_config(name, subject.folder / "nowhere")))
-    said = "1 model(s) did not become available: {{{name: " + name + "} due to error: NOT_FOUND: "
-    assert (code, text[: len(said)]) == (Code.UNKNOWN, said), text
+    problem = "1 model(s) did not become available: {{{name: " + name + "} due to error: NOT_FOUND: "
+    assert (code, text[: len(problem)]) == (Code.UNKNOWN, problem), text
     assert await y_of(other, "two") == ([2.5], 123)
 
 

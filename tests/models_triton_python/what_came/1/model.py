@@ -16,7 +16,7 @@ class TritonPythonModel:
         return [self.answer(request) for request in requests]
 
     def answer(self, request):
-        said = {
+        request_seen = {
             "id": request.request_id(),
             "correlation_id": request.correlation_id(),
             "flags": request.flags(),
@@ -38,7 +38,7 @@ class TritonPythonModel:
             "version_ready": [pb_utils.is_model_ready("add_sub", version) for version in ("1", "7")],
         }
         tensors = [
-            pb_utils.Tensor("SAID", np.array([[json.dumps(said)]], dtype=object)),
+            pb_utils.Tensor("SAID", np.array([[json.dumps(request_seen)]], dtype=object)),
             pb_utils.Tensor("OTHER", np.array([["é".encode()]], dtype=np.bytes_)),
         ]
         return pb_utils.InferenceResponse(
