@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from bench.servers import ROOT, ended_by_sigterm, signals_held_back
+from bench.servers import ROOT, signals_held_back, sigterm_raises_exit
 
 HERE = Path(__file__).parent
 PAGE = "load"
@@ -98,7 +98,7 @@ def running(name: str, words: Sequence[str] = (), stdout: int | None = None) -> 
                 process.terminate()
             process.wait()
 
-    with ended_by_sigterm(), ExitStack() as ends:
+    with sigterm_raises_exit(), ExitStack() as ends:
         with signals_held_back():
             process = ends.enter_context(subprocess.Popen(command, cwd=ROOT, stdout=stdout, text=True))
             ends.push(end)

@@ -53,7 +53,7 @@ LEGEND = """\
 Medians over rounds, in turn, one at a time; "x none" is the median of the rounds' own ratios to the first line,
 over TLS to the one where the certificate is ignored; "x ignored" to the line before it, whose calls have the same
 bytes. "!": the client was the limit."""
-BESIDE = Plan(9, 1.0)
+STRANGE_PLAN = Plan(9, 1.0)
 """The rounds beside other clients: a rate per second takes a second to see."""
 
 
@@ -181,8 +181,8 @@ async def friends(subjects: Sequence[Subject], plan: Plan) -> list[Measured[str]
 class Flood:
     """Results of the other client, p99 in seconds for each round, and of the flood."""
 
-    alone: list[float] = field(default_factory=list)
-    beside: list[float] = field(default_factory=list)
+    undisturbed: list[float] = field(default_factory=list)
+    disturbed: list[float] = field(default_factory=list)
     accepted: list[float] = field(default_factory=list)
     """Accepted calls per second, without the burst that a previously idle client may send."""
     refused: list[float] = field(default_factory=list)
@@ -198,19 +198,19 @@ async def flood(port: int, plan: Plan) -> Flood:
     friend = [Request(exchange.body, metadata=Metadata([bearer("friend")]))]
     measured = Flood()
     for _ in range(plan.rounds):
-        measured.alone.append(await _quiet(port, exchange, friend, plan.seconds))
+        measured.undisturbed.append(await _quiet(port, exchange, friend, plan.seconds))
         metadata = Metadata([bearer("flood")])
         connection = await openclient.connect(port, exchange.path, exchange.body, exchange.reply, metadata)
         try:
-            p99, ended = await asyncio.gather(
+            p99, offered = await asyncio.gather(
                 _quiet(port, exchange, friend, plan.seconds),
                 openclient.offer(connection, RATE * TIMES, plan.seconds),
             )
         finally:
             await close(connection)
-        measured.beside.append(p99)
-        measured.accepted.append((len(ended.good) - RATE) / plan.seconds)
-        measured.refused += [seconds * 1e3 for seconds in ended.refused]
+        measured.disturbed.append(p99)
+        measured.accepted.append((len(offered.good) - RATE) / plan.seconds)
+        measured.refused += [seconds * 1e3 for seconds in offered.refused]
     return measured
 
 
@@ -218,8 +218,8 @@ async def flood(port: int, plan: Plan) -> Flood:
 class Strange:
     """Results of a client, alone and beside clients without credentials: p99 in seconds for each round."""
 
-    alone: list[float] = field(default_factory=list)
-    beside: list[float] = field(default_factory=list)
+    undisturbed: list[float] = field(default_factory=list)
+    disturbed: list[float] = field(default_factory=list)
     refused: int = 0
     """Rejected calls of the clients without credentials."""
 
@@ -233,9 +233,9 @@ async def strange(port: int, plan: Plan, cores: frozenset[int]) -> Strange:
     friend = [Request(exchange.body, metadata=Metadata([bearer("friend")]))]
     measured = Strange()
     for _ in range(plan.rounds):
-        measured.alone.append(await _quiet(port, exchange, friend, plan.seconds))
+        measured.undisturbed.append(await _quiet(port, exchange, friend, plan.seconds))
         async with strangers.strangers(port, exchange.path, cores) as refused:
-            measured.beside.append(await _quiet(port, exchange, friend, plan.seconds))
+            measured.disturbed.append(await _quiet(port, exchange, friend, plan.seconds))
         measured.refused += refused.calls
     return measured
 
@@ -244,13 +244,13 @@ def strange_lines(measured: Strange) -> Iterator[str]:
     """Yield the lines to print."""
     mib = strangers.BODY_BYTES // 2**20
     yield f"{strangers.STRANGERS} strangers with {mib} MiB each, again and again: {measured.refused:,} refused"
-    yield _beside(measured.alone, measured.beside, "the strangers")
+    yield _ratio_line(measured.undisturbed, measured.disturbed, "the strangers")
 
 
-def _beside(alone: Sequence[float], beside: Sequence[float], whom: str) -> str:
+def _ratio_line(undisturbed: Sequence[float], disturbed: Sequence[float], whom: str) -> str:
     """Return a line with the p99 of a client's calls, alone and beside others, and the median ratio."""
-    ratios = [time / another for time, another in zip(beside, alone, strict=True)]
-    before, now = (statistics.median(times) * 1e3 for times in (alone, beside))
+    ratios = [time / another for time, another in zip(disturbed, undisturbed, strict=True)]
+    before, now = (statistics.median(times) * 1e3 for times in (undisturbed, disturbed))
     return f"  p99 {before:.2f} ms alone, {now:.2f} ms beside {whom}: x{statistics.median(ratios):.2f}"
 
 
@@ -259,19 +259,19 @@ async def _quiet(port: int, exchange: Exchange, requests: Sequence[Request], sec
     metadata = requests[0].metadata
     connection = await openclient.connect(port, exchange.path, exchange.body, exchange.reply, metadata)
     try:
-        ended = await openclient.offer(connection, QUIET_RATE, seconds)
+        offered = await openclient.offer(connection, QUIET_RATE, seconds)
     finally:
         await close(connection)
-    if ended.refused:
-        raise BenchError(f"{len(ended.refused)} calls of the other client were refused")
-    return statistics.quantiles(ended.good, n=100)[98]
+    if offered.refused:
+        raise BenchError(f"{len(offered.refused)} calls of the other client were refused")
+    return statistics.quantiles(offered.good, n=100)[98]
 
 
 def flood_lines(measured: Flood) -> Iterator[str]:
     """Yield the lines to print."""
     accepted = statistics.median(measured.accepted)
     yield f"a client that sends {QUIET_RATE} calls a second: none was refused"
-    yield _beside(measured.alone, measured.beside, "the flood")
+    yield _ratio_line(measured.undisturbed, measured.disturbed, "the flood")
     yield f"a client of {RATE} requests a second sends {RATE * TIMES}: {accepted:.1f} a second after its burst"
     yield f"  that is x{accepted / RATE:.3f} of its rate"
     yield f"  refused {len(measured.refused):,}: p50 {statistics.median(measured.refused):.2f} ms"
@@ -298,9 +298,9 @@ def main(words: Sequence[str] | None = None) -> int:
             table = report.plain(COLUMNS, lines)
             print(f"\n{SCENARIO.in_flight} in flight; {GOALS}", table, LEGEND, sep="\n", flush=True)
             _, port = here.start("--access", str(here.access))
-            print("", *flood_lines(asyncio.run(flood(port, BESIDE))), sep="\n", flush=True)
+            print("", *flood_lines(asyncio.run(flood(port, STRANGE_PLAN))), sep="\n", flush=True)
             others = cores.usable - {cores.server}
-            print("", *strange_lines(asyncio.run(strange(port, BESIDE, others))), sep="\n", flush=True)
+            print("", *strange_lines(asyncio.run(strange(port, STRANGE_PLAN, others))), sep="\n", flush=True)
             print("", *changes.lines(asyncio.run(changes.measure(arguments.changes, cores.server))), sep="\n")
     except BenchError as error:
         print(error, file=sys.stderr)

@@ -89,14 +89,14 @@ def settings(base: Setting) -> list[Setting]:
         _with(base, "write buffer of 1 MiB", [f"grpc.http2.write_buffer_size={small}"]),
         _with(base, "frames, chunks, throughput", [f"{FRAME}={large}", *_chunks(large), THROUGHPUT]),
     ]
-    alone = []
+    single_options = []
     if not base.uvloop:
-        alone.append(Setting("uvloop", base.channel, True, base.environment))
+        single_options.append(Setting("uvloop", base.channel, True, base.environment))
     if not base.environment:
-        alone.append(Setting("memory kept", base.channel, base.uvloop, KEEP_MEMORY))
+        single_options.append(Setting("memory kept", base.channel, base.uvloop, KEEP_MEMORY))
     older = {**base.environment, "GRPC_EXPERIMENTS": "-event_engine_listener"}
-    alone.append(Setting("listener of old", base.channel, base.uvloop, older))
-    return [base, Setting("the same again", base.channel, base.uvloop, base.environment), *alone, *both]
+    single_options.append(Setting("listener of old", base.channel, base.uvloop, older))
+    return [base, Setting("the same again", base.channel, base.uvloop, base.environment), *single_options, *both]
 
 
 STOCK = Setting("stock")
@@ -108,7 +108,7 @@ def measure(
     scenario: Scenario, compared: Sequence[Setting], plan: Plan, core: int | None, starts: int = 1
 ) -> list[Measured[str]]:
     """Measure the settings under one load, with the servers started `starts` times."""
-    whole: list[Measured[str]] = [Measured(setting.name) for setting in compared]
+    totals: list[Measured[str]] = [Measured(setting.name) for setting in compared]
     for _ in range(starts):
         with ExitStack() as stack:
             subjects = list(_start(stack, scenario, compared, core))
@@ -116,9 +116,9 @@ def measure(
                 taken = runner.run(
                     rounds.interleaved(subjects, plan, lambda subject, *times: load(scenario, subject, *times))
                 )
-        for earlier, more in zip(whole, taken, strict=True):
+        for earlier, more in zip(totals, taken, strict=True):
             earlier.rounds += more.rounds
-    return whole
+    return totals
 
 
 def _start(

@@ -40,7 +40,7 @@ class Changed:
     answered: int = 0
     failed: list[str] = field(default_factory=list)
     refused_after: list[float] = field(default_factory=list)
-    streams_ended: int = 0
+    closed_streams: int = 0
 
 
 class Files:
@@ -128,7 +128,7 @@ class Client:
             while await stream.read() is not grpc.aio.EOF:
                 pass
         if await stream.code() is grpc.StatusCode.UNAUTHENTICATED:
-            self.changed.streams_ended += 1
+            self.changed.closed_streams += 1
 
     async def reconnect(self) -> None:
         """Make a call on a new connection, which gets the new certificate."""
@@ -205,4 +205,4 @@ def lines(changed: Changed) -> Iterator[str]:
         yield f"    {text}"
     median = statistics.median(after)
     yield f"  a removed token was refused everywhere after {median:.2f} s, at most {max(after):.2f}, goal 1"
-    yield f"  {changed.streams_ended} of {changed.changes} open streams were ended for it"
+    yield f"  {changed.closed_streams} of {changed.changes} open streams were ended for it"

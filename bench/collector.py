@@ -30,15 +30,15 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--delay", type=float, default=0.0, help="seconds that each request takes")
     parser.add_argument("--counted", type=Path, required=True, help="file for the number of spans")
     arguments = parser.parse_args(words)
-    counted = 0
-    new = arguments.counted.with_suffix(".new")
+    exported_spans = 0
+    new = arguments.exported_spans.with_suffix(".new")
 
     def export(request: bytes, _: grpc.ServicerContext) -> bytes:
-        nonlocal counted
+        nonlocal exported_spans
         time.sleep(arguments.delay)  # Makes it slow on purpose.
-        counted += spans_in(request)
-        new.write_text(str(counted))
-        new.replace(arguments.counted)
+        exported_spans += spans_in(request)
+        new.write_text(str(exported_spans))
+        new.replace(arguments.exported_spans)
         return b""
 
     # One thread: the count needs no lock.

@@ -70,18 +70,18 @@ def _pairs(lines: Sequence[Line], other: Checkout) -> Iterator[Line]:
     for line in lines:
         launch = line.launch
         if launch.ours and known.issuperset(flag for flag in launch.flags if flag.startswith("--")):
-            there = replace(launch, name=f"{launch.name}, {other.path}", checkout=other)
+            other_launch = replace(launch, name=f"{launch.name}, {other.path}", checkout=other)
             yield line
-            yield replace(line, name=f"{line.name}, {other.path}", launch=there)
+            yield replace(line, name=f"{line.name}, {other.path}", launch=other_launch)
 
 
 def _python_pairs(lines: Sequence[Line], python: str) -> Iterator[Line]:
     """Yield each line of a server in Python, and its pair under another interpreter."""
     for line in lines:
         if not line.launch.triton:
-            there = replace(line.launch, name=f"{line.launch.name}, {python}", python=python)
+            other_launch = replace(line.launch, name=f"{line.launch.name}, {python}", python=python)
             yield line
-            yield replace(line, name=f"{line.name}, {python}", launch=there)
+            yield replace(line, name=f"{line.name}, {python}", launch=other_launch)
 
 
 def compare(scenario: Scenario, settings: Settings) -> list[Measured[str]]:

@@ -394,7 +394,7 @@ def _read(client: socket.socket, count: int) -> bytes:
     return data
 
 
-def _is_heard(client: socket.socket) -> bool:
+def _answers_ping(client: socket.socket) -> bool:
     """Wait until the server has read all data; returns False if it has closed the connection."""
     mine = b"is heard"
     client.sendall(frame(PING, 0, 0, mine))
@@ -424,7 +424,7 @@ def waste(port: int, way: Way, data: bytes, ends: ExitStack) -> bool:
         hello = b""
     try:
         client.sendall(hello + data)
-        return not way.reads or _is_heard(client)
+        return not way.reads or _answers_ping(client)
     except TimeoutError:
         if way.reads:
             raise BenchError(f"{way.name}: a connection is not heard for {SECONDS:.0f} s") from None

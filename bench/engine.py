@@ -24,13 +24,13 @@ async def load(servable: Servable, elements: int, in_flight: int, seconds: float
     clock = time.perf_counter
 
     async def client() -> None:
-        ended = 0.0
-        while ended < began + seconds:
+        finished_at = 0.0
+        while finished_at < began + seconds:
             started = clock()
             with servable:
                 answer = await direct_infer(servable, inputs, Call())
-            ended = clock()
-            latencies.append(ended - started)
+            finished_at = clock()
+            latencies.append(finished_at - started)
             if abs(answer["y"][0, -1]) != abs(inputs["x"][0, -1]):
                 raise RuntimeError("the model answered something else than it was asked")
 
@@ -39,8 +39,8 @@ async def load(servable: Servable, elements: int, in_flight: int, seconds: float
     try:
         began, cpu = clock(), time.process_time()
         await asyncio.gather(*[client() for _ in range(in_flight)])
-        took, cpu = clock() - began, time.process_time() - cpu
+        elapsed, cpu = clock() - began, time.process_time() - cpu
     finally:
         gc.enable()
     p50, p99 = np.percentile(latencies, (50, 99))
-    return Round(len(latencies) / took, float(p50), float(p99), cpu / len(latencies))
+    return Round(len(latencies) / elapsed, float(p50), float(p99), cpu / len(latencies))

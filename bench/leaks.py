@@ -188,9 +188,9 @@ class Growth:
     @property
     def slope(self) -> float:
         """Growth of memory in bytes per call."""
-        counted = np.array(self.resident[UNCOUNTED:], np.float64)
-        calls = np.arange(len(counted)) * self.slice_calls
-        return float(np.polyfit(calls, counted, 1)[0])
+        sampled = np.array(self.resident[UNCOUNTED:], np.float64)
+        calls = np.arange(len(sampled)) * self.slice_calls
+        return float(np.polyfit(calls, sampled, 1)[0])
 
     @property
     def right(self) -> bool:

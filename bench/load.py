@@ -97,12 +97,12 @@ def run(arguments: argparse.Namespace) -> None:
             pairs = compare(scenario, replace(settings, other_python=other))
             in_other.append((scenario, pairs))
             print("", report.plain(page.PYTHON_COLUMNS, page.python_rows(pairs)), sep="\n", flush=True)
-    whole = not arguments.only and not arguments.aa and against is None
-    if whole:
+    complete = not arguments.only and not arguments.aa and against is None
+    if complete:
         goals = aims.rows({scenario.name: measured for scenario, measured in results})
         print("", report.plain(page.GOAL_COLUMNS, goals), sep="\n")
     print(f"\n{page.LEGEND}")
-    output = arguments.output or (RESULTS if whole else None)
+    output = arguments.output or (RESULTS if complete else None)
     if output is not None:
         picture = output.with_suffix(".svg")
         picture.write_text(page.drawn(results), encoding="utf-8")

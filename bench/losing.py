@@ -50,7 +50,7 @@ COLUMNS = ("the process is", "UNAVAILABLE after ms", "longest", "the next call a
 class Loss:
     """Seconds from the loss of the process until its call failed, and until the next call was answered."""
 
-    told: float
+    failed_after: float
     replaced: float
 
 
@@ -82,9 +82,9 @@ async def _lose(servable: Servable, way: signal.Signals, begun: Path, others: se
             raise RuntimeError(f"expected UNAVAILABLE, got {error!r}") from None
     else:
         raise RuntimeError("a call without end was answered")
-    told = time.perf_counter() - lost
+    failed_after = time.perf_counter() - lost
     await direct_infer(servable, {"forever": np.array(False)}, Call())
-    return Loss(told, time.perf_counter() - lost)
+    return Loss(failed_after, time.perf_counter() - lost)
 
 
 def _await_file(file: Path) -> None:
@@ -107,9 +107,11 @@ def lines(losses: Mapping[str, Sequence[Loss]]) -> Iterator[str]:
     """Yield the table, and its conclusion."""
     rows = []
     for way, found in losses.items():
-        rows.append((way, *_spread([loss.told for loss in found]), *_spread([loss.replaced for loss in found])))
+        rows.append(
+            (way, *_spread([loss.failed_after for loss in found]), *_spread([loss.replaced for loss in found]))
+        )
     yield report.plain(COLUMNS, rows)
-    longest = max(loss.told for found in losses.values() for loss in found)
+    longest = max(loss.failed_after for found in losses.values() for loss in found)
     yield f"a call of a lost process fails after {longest:.2f} s at the latest, goal {GOAL:g}"
 
 

@@ -105,8 +105,8 @@ def _messages(channel: grpc.Channel, exchange: Exchange) -> list[bytes]:
 async def _connect(scenario: Scenario, subject: Subject) -> Sequence[LoadConnection]:
     exchange, in_flight, port = subject.exchange, scenario.in_flight, subject.port
     if exchange.kind == REST:
-        whole = httpclient.request_bytes(port, exchange.path, exchange.headers, exchange.body)
-        return await httpclient.connect(port, subject.requests or [Request(whole)], in_flight)
+        request = httpclient.request_bytes(port, exchange.path, exchange.headers, exchange.body)
+        return await httpclient.connect(port, subject.requests or [Request(request)], in_flight)
     requests = subject.requests or [Request(exchange.body)]
     if exchange.kind == BOTH_WAYS:
         return [await streamclient.connect(port, exchange.path, requests, in_flight, indexed=subject.indexed)]

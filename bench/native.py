@@ -44,10 +44,10 @@ async def load(
         words += [str(connections), str(in_flight)]
         await _run([*words, str(settle)], settle + patience)
         before, used = subject.server.cpu_seconds(), _used()
-        took = await _run([*words, str(seconds)], seconds + patience)
+        elapsed = await _run([*words, str(seconds)], seconds + patience)
         used, after = _used() - used, subject.server.cpu_seconds()
         latencies = np.frombuffer(log.read_bytes(), np.float64).tolist()
-    return round_of(Outcome(len(latencies), took, latencies, []), before, after, used)
+    return round_of(Outcome(len(latencies), elapsed, latencies, []), before, after, used)
 
 
 def _written(request: Request) -> bytes:

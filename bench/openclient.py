@@ -11,7 +11,7 @@ from bench.tally import BenchError, Request
 
 
 @dataclass(slots=True)
-class Ended:
+class Offered:
     """Latencies of the expected replies and of the errors, in seconds from the time when a call was due."""
 
     good: list[float] = field(default_factory=list)
@@ -28,7 +28,7 @@ class OpenConnection(H2Connection):
 
     def __init__(self, request: Request, headers: HeaderBlocks, reply: bytes) -> None:
         super().__init__(framed_requests([request]), 0, headers)
-        self.ended = Ended()
+        self.offered = Offered()
         self.failure = ""
         self.over = asyncio.Event()
         """Set when no call is open, or the connection has failed."""
@@ -38,7 +38,7 @@ class OpenConnection(H2Connection):
         """Start a call that was due at `due`."""
         self.over.clear()
         self._start().started = due
-        self.ended.latest = max(self.ended.latest, time.perf_counter() - due)
+        self.offered.latest = max(self.offered.latest, time.perf_counter() - due)
         self._flush()
 
     def _finish(self, stream: int) -> None:
@@ -47,9 +47,9 @@ class OpenConnection(H2Connection):
             return
         latency = time.perf_counter() - call.started
         if call.received == self._reply_size:
-            self.ended.good.append(latency)
+            self.offered.good.append(latency)
         elif not call.received:
-            self.ended.refused.append(latency)
+            self.offered.refused.append(latency)
         else:
             self._abort(f"a reply of {call.received} bytes in place of {self._reply_size}")
         if not self.calls:
@@ -75,7 +75,7 @@ async def connect(
     return connection
 
 
-async def offer(connection: OpenConnection, rate: float, seconds: float, patience: float = 30.0) -> Ended:
+async def offer(connection: OpenConnection, rate: float, seconds: float, patience: float = 30.0) -> Offered:
     """Make `rate` calls per second, at random instants; waits at most `patience` seconds for the last replies.
 
     Raise `BenchError` when the connection fails, or calls get no reply.
@@ -95,5 +95,5 @@ async def offer(connection: OpenConnection, rate: float, seconds: float, patienc
         raise BenchError(f"{len(connection.calls)} calls without an answer for {patience:.0f} s") from None
     if connection.failure:
         raise BenchError(connection.failure)
-    connection.ended.seconds = time.perf_counter() - began
-    return connection.ended
+    connection.offered.seconds = time.perf_counter() - began
+    return connection.offered

@@ -52,14 +52,14 @@ class Result:
     capacity: tuple[float, float]
     """Calls per second, before and after the overload."""
     offered: float
-    ended: openclient.Ended
+    outcome: openclient.Offered
     probes: dict[str, list[float]] = field(default_factory=dict)
     resident: list[int | None] = field(default_factory=list)
     codes: Counter[str] = field(default_factory=Counter)
 
     @property
     def goodput(self) -> float:
-        return len(self.ended.good) / self.ended.seconds
+        return len(self.outcome.good) / self.outcome.seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +120,11 @@ async def _samples(server: servers.Server, seconds: float) -> list[int | None]:
 async def _overload(serving: Serving, exchange: Exchange, asked: Sequence[Probe], plan: Plan) -> Result:
     port, brief = serving.grpc_port, max(0.5, plan.seconds / 6)
     before = await _capacity(port, exchange, plan, brief)
-    counted = serving.codes()
+    serving_codes = serving.codes()
     offered = plan.times * before
     connection = await openclient.connect(port, exchange.path, exchange.body, exchange.reply)
     try:
-        ended, resident, latencies = await asyncio.gather(
+        outcome, resident, latencies = await asyncio.gather(
             openclient.offer(connection, offered, plan.seconds),
             _samples(serving.server, plan.seconds),
             probes.run(asked, port, serving.rest_port, plan.seconds),
@@ -132,9 +132,9 @@ async def _overload(serving: Serving, exchange: Exchange, asked: Sequence[Probe]
     finally:
         await close(connection)
     codes = serving.codes()
-    codes.subtract(counted)
+    codes.subtract(serving_codes)
     after = await _capacity(port, exchange, plan, brief)
-    return Result((before, after), offered, ended, latencies, resident, codes)
+    return Result((before, after), offered, outcome, latencies, resident, codes)
 
 
 def measure(plan: Plan, core: int | None) -> Result:
@@ -150,13 +150,13 @@ def lines(result: Result) -> Iterator[str]:
     capacity = (before + after) / 2
     yield f"capacity {before:,.0f} calls/s before, {after:,.0f} after"
     times = f"{result.offered / capacity:.1f} times the capacity"
-    yield f"offered {result.offered:,.0f} calls/s for {result.ended.seconds:.0f} s, {times}"
+    yield f"offered {result.offered:,.0f} calls/s for {result.outcome.seconds:.0f} s, {times}"
     yield f"goodput {result.goodput:,.0f} calls/s, {result.goodput / capacity:.2f} of the capacity, goal 0.90"
-    yield f"  answered: {probes.times(result.ended.good)}"
-    yield f"refused {len(result.ended.refused):,}: {probes.times(result.ended.refused)}, goal 20 ms"
-    yield f"  of this the client's own, at most: {result.ended.latest * 1e3:.1f} ms"
-    counted = ", ".join(f"{number:,} {code}" for code, number in sorted(result.codes.items()) if number)
-    yield f"codes, as the server counts them: {counted}"
+    yield f"  answered: {probes.times(result.outcome.good)}"
+    yield f"refused {len(result.outcome.refused):,}: {probes.times(result.outcome.refused)}, goal 20 ms"
+    yield f"  of this the client's own, at most: {result.outcome.latest * 1e3:.1f} ms"
+    code_counts = ", ".join(f"{number:,} {code}" for code, number in sorted(result.codes.items()) if number)
+    yield f"codes, as the server counts them: {code_counts}"
     for name, latencies in result.probes.items():
         yield f"{name} meanwhile: {probes.times(latencies)}, goal p99 {probes.GOAL * 1e3:.0f} ms"
     sizes = ", ".join("n/a" if size is None else f"{size / 2**20:.0f}" for size in result.resident)

@@ -104,7 +104,7 @@ def _row(measurement: Measured[str], first: Measured[str], messages: int) -> lis
 
 def pair_rows(measured: Sequence[Measured[str]]) -> list[list[str]]:
     """Return one table row for each pair of lines of two checkouts, which alternate in `measured`."""
-    return [_pair(here, there) for here, there in zip(measured[::2], measured[1::2], strict=True)]
+    return [_pair(first, second) for first, second in zip(measured[::2], measured[1::2], strict=True)]
 
 
 def python_rows(measured: Sequence[Measured[str]]) -> list[list[str]]:
@@ -112,20 +112,20 @@ def python_rows(measured: Sequence[Measured[str]]) -> list[list[str]]:
     return [_pair(this, other, turned=True) for this, other in zip(measured[::2], measured[1::2], strict=True)]
 
 
-def _pair(here: Measured[str], there: Measured[str], *, turned: bool = False) -> list[str]:
+def _pair(first: Measured[str], second: Measured[str], *, turned: bool = False) -> list[str]:
     """Return a row with the ratios of the first to the second, or `turned` around."""
-    pair = (there, here) if turned else (here, there)
+    pair = (second, first) if turned else (first, second)
     rates, cpus = ratios(*pair), costs(*pair)
-    busy = max(measurement.median(lambda mine: mine.client_busy) for measurement in (here, there))
+    busy = max(measurement.median(lambda mine: mine.client_busy) for measurement in (first, second))
     return [
-        here.setting,
-        *(f"{measurement.median(lambda mine: mine.rate):,.0f}" for measurement in (here, there)),
+        first.setting,
+        *(f"{measurement.median(lambda mine: mine.rate):,.0f}" for measurement in (first, second)),
         middle(rates),
         span(rates),
-        *(f"{measurement.median(lambda mine: mine.cpu or 0.0) * 1e6:,.1f}" for measurement in (here, there)),
+        *(f"{measurement.median(lambda mine: mine.cpu or 0.0) * 1e6:,.1f}" for measurement in (first, second)),
         middle(cpus),
         span(cpus),
-        f"{busy:.0%}{' !' if client_bound(here) or client_bound(there) else ''}",
+        f"{busy:.0%}{' !' if client_bound(first) or client_bound(second) else ''}",
     ]
 
 

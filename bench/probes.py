@@ -54,12 +54,12 @@ async def run(probes: Sequence[Probe], grpc_port: int, rest_port: int, seconds: 
 async def _grpc(port: int, probe: Probe, seconds: float) -> list[float]:
     connection = await openclient.connect(port, probe.path, probe.message, probe.reply)
     try:
-        ended = await openclient.offer(connection, RATE, seconds)
+        offered = await openclient.offer(connection, RATE, seconds)
     finally:
         await close(connection)
-    if ended.refused:
-        raise BenchError(f"{len(ended.refused)} calls of {probe.path} have failed")
-    return ended.good
+    if offered.refused:
+        raise BenchError(f"{len(offered.refused)} calls of {probe.path} have failed")
+    return offered.good
 
 
 async def _rest(port: int, seconds: float) -> list[float]:

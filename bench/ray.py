@@ -89,11 +89,11 @@ async def _loaded(nodes: Nodes, subject: Subject, settle: float, seconds: float)
         after = _cpu(nodes, subject.server)
     finally:
         await close(*connections)
-    whole = measure.round_of(outcome, None, None, 0.0)
+    totals = measure.round_of(outcome, None, None, 0.0)
     used = {"server": 0.0, "instances": 0.0, "ray": 0.0}
     for pid, (whose, cpu) in after.items():
         used[whose] += (cpu - before.get(pid, ("", 0.0))[1]) / outcome.calls
-    return Split(whole.rate, whole.p50, whole.p99, **used)
+    return Split(totals.rate, totals.p50, totals.p99, **used)
 
 
 def _cpu(nodes: Nodes, server: Server) -> dict[int, tuple[str, float]]:
@@ -278,7 +278,7 @@ def main(words: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     print(*report.machine(), f"{plan.rounds} rounds of {plan.seconds:g} s, nothing pinned", sep="\n", flush=True)
     try:
-        with servers.ended_by_sigterm(), cluster(NODES) as nodes:
+        with servers.sigterm_raises_exit(), cluster(NODES) as nodes:
             for kind, lines in throughput(nodes, plan).items():
                 print(f"\ncalls of {ROWS} rows, {IN_FLIGHT} in flight; the model {KINDS[kind]}")
                 print(*throughput_lines(lines), sep="\n", flush=True)

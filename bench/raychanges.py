@@ -106,7 +106,7 @@ class Loss:
     killed: float
     begun: list[int]
     """Numbers of the calls that the node's instance had begun."""
-    elsewhere: list[int]
+    on_other_nodes: list[int]
     """Numbers of the calls that other instances had begun."""
     meanwhile: int
     """Calls answered between the kill and the new node's start."""
@@ -121,7 +121,7 @@ class Loss:
         return sum(call.code == "DEADLINE_EXCEEDED" for call in self.failed)
 
     @property
-    def ran_there(self) -> int:
+    def begun_on_node(self) -> int:
         return sum(call.number in self.begun for call in self.failed)
 
     @property
@@ -132,7 +132,7 @@ class Loss:
     @property
     def twice(self) -> int:
         """Number of calls that were begun more than once."""
-        return sum(count > 1 for count in Counter([*self.begun, *self.elsewhere]).values())
+        return sum(count > 1 for count in Counter([*self.begun, *self.on_other_nodes]).values())
 
     @property
     def failed_after(self) -> float:
@@ -150,24 +150,33 @@ def lose(nodes: Nodes, port: int, model: str, records: Path, seconds: float) -> 
         _until(lambda: len(_busy(records, before)) == count, "every instance runs calls")
         time.sleep(seconds)  # Load for the chosen time.
         answered, killed = callers.answered, time.perf_counter()
-        gone = nodes.kill(nodes.nodes[-1])
+        lost_pids = nodes.kill(nodes.nodes[-1])
         _until(lambda: bool(callers.failed), "a call fails", CALL_SECONDS)
         time.sleep(seconds)  # As above, on the remaining nodes.
         meanwhile = callers.answered - answered
         known, began = set(begun(records)), time.perf_counter()
         nodes.add()
-        there = time.perf_counter()
+        restarted = time.perf_counter()
         _until(lambda: bool(begun(records).keys() - known), "the new node's instance runs calls")
         back = time.perf_counter()
         time.sleep(seconds)  # As above.
         callers.end()
     finally:
         callers.close()
-    here: list[int] = []
-    elsewhere: list[int] = []
+    on_lost_node: list[int] = []
+    on_other_nodes: list[int] = []
     for pid, numbers in begun(records).items():
-        (here if pid in gone else elsewhere).extend(numbers[len(before.get(pid, ())) :])
-    return Loss(CALLERS, callers.failed, killed, here, elsewhere, meanwhile, there - began, back - there)
+        (on_lost_node if pid in lost_pids else on_other_nodes).extend(numbers[len(before.get(pid, ())) :])
+    return Loss(
+        CALLERS,
+        callers.failed,
+        killed,
+        on_lost_node,
+        on_other_nodes,
+        meanwhile,
+        restarted - began,
+        back - restarted,
+    )
 
 
 def _busy(records: Path, before: dict[int, Sequence[int]]) -> list[int]:
@@ -175,9 +184,9 @@ def _busy(records: Path, before: dict[int, Sequence[int]]) -> list[int]:
     return [pid for pid, numbers in begun(records).items() if len(numbers) > len(before.get(pid, ()))]
 
 
-def _until(there: Callable[[], bool], what: str, patience: float = PATIENCE) -> None:
+def _until(condition: Callable[[], bool], what: str, patience: float = PATIENCE) -> None:
     until = time.monotonic() + patience
-    while not there():
+    while not condition():
         if time.monotonic() > until:
             raise BenchError(f"expected within {patience:.0f} s: {what}")
         time.sleep(LOOK)  # No event signals progress in another process.
@@ -196,20 +205,20 @@ def losses(nodes: Nodes, times: int, seconds: float) -> list[Loss]:
 def loss_lines(found: Sequence[Loss]) -> Iterator[str]:
     """Yield the tables, and their conclusion."""
 
-    def counted(title: str, values: Iterable[float]) -> tuple[str, ...]:
+    def count_line(title: str, values: Iterable[float]) -> tuple[str, ...]:
         kept = list(values)
         return title, *(f"{value:,.4g}" for value in (statistics.median(kept), min(kept), max(kept)))
 
     rows = [
-        counted("calls in flight at the kill", [loss.in_flight for loss in found]),
-        counted("answered by the other nodes meanwhile", [loss.meanwhile for loss in found]),
-        counted("failed: began on the node", [loss.ran_there for loss in found]),
-        counted("failed otherwise: queued in the server", [loss.lost for loss in found]),
-        counted("hung", [loss.hung for loss in found]),
-        counted("begun twice", [loss.twice for loss in found]),
-        counted("last of them failed after ms", [loss.failed_after * 1e3 for loss in found]),
-        counted("start of a new node, s", [loss.starting for loss in found]),
-        counted("its instance runs calls after s", [loss.back for loss in found]),
+        count_line("calls in flight at the kill", [loss.in_flight for loss in found]),
+        count_line("answered by the other nodes meanwhile", [loss.meanwhile for loss in found]),
+        count_line("failed: began on the node", [loss.begun_on_node for loss in found]),
+        count_line("failed otherwise: queued in the server", [loss.lost for loss in found]),
+        count_line("hung", [loss.hung for loss in found]),
+        count_line("begun twice", [loss.twice for loss in found]),
+        count_line("last of them failed after ms", [loss.failed_after * 1e3 for loss in found]),
+        count_line("start of a new node, s", [loss.starting for loss in found]),
+        count_line("its instance runs calls after s", [loss.back for loss in found]),
     ]
     yield report.plain(LOSS_COLUMNS, rows)
     codes = Counter(failed.code for loss in found for failed in loss.failed)
@@ -249,10 +258,10 @@ def scale(port: int, rest_port: int, model: str, records: Path, *, back: bool) -
         callers.end()
         found.answered = callers.answered
         if back:
-            ended = time.perf_counter()
+            finished_at = time.perf_counter()
             callers.start(1, PAUSE)
             _until(lambda: _instances(rest_port) == 1, "one instance is left")
-            found.down = time.perf_counter() - ended
+            found.down = time.perf_counter() - finished_at
             callers.end()
             found.trickled = callers.answered - found.answered
         found.failed = callers.failed

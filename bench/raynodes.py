@@ -132,12 +132,12 @@ def _with_patience(before: set[int], get_node: Callable[..., Any], *node: Any) -
         try:
             return get_node(*node)
         except RuntimeError as error:
-            if time.monotonic() > until or any(map(_is_ended_raylet, set(servers.tree(os.getpid())) - before)):
+            if time.monotonic() > until or any(map(_is_zombie_raylet, set(servers.tree(os.getpid())) - before)):
                 raise BenchError(f"its raylet has ended, or does not register: {error}") from error
         time.sleep(0.1)  # No event signals that.
 
 
-def _is_ended_raylet(pid: int) -> bool:
+def _is_zombie_raylet(pid: int) -> bool:
     try:
         return b"(raylet) Z" in Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:

@@ -69,7 +69,7 @@ def on_cores(cores: frozenset[int]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def ended_by_sigterm() -> Iterator[None]:
+def sigterm_raises_exit() -> Iterator[None]:
     """Make SIGTERM leave the block as Ctrl-C does: through the `with` blocks that end what was started."""
     if threading.current_thread() is not threading.main_thread():
         yield  # Only the main thread handles signals.
@@ -215,7 +215,7 @@ def started(
 
     Raise `BenchError` when the server ends, or is not ready within `start_limit` seconds.
     """
-    with ended_by_sigterm(), contextlib.ExitStack() as ends:
+    with sigterm_raises_exit(), contextlib.ExitStack() as ends:
         with signals_held_back():
             process = _start(command, core, log, environment)
             ends.callback(_end, process)

@@ -98,14 +98,14 @@ class Result:
         return min(WINDOW, self.minutes * 2 / 3)
 
     @property
-    def counted(self) -> Sequence[Reading]:
+    def settled(self) -> Sequence[Reading]:
         """The readings in the window."""
         return [reading for reading in self.readings if reading.minutes >= self.minutes - self.window]
 
     @property
     def good(self) -> bool:
         """Whether nothing failed, nothing grew, and no process was replaced."""
-        held = self.counted
+        held = self.settled
         return (
             not (self.failed or self.unexpected)
             and held[0].processes.keys() == held[-1].processes.keys()
@@ -275,19 +275,19 @@ def line(result: Result) -> list[str]:
         f"{len(result.failed)}",
         f"{result.calls.total() - succeeded + len(result.unexpected):,}",
         f"{len(result.unexpected)}",
-        *cells(result.counted),
+        *cells(result.settled),
     ]
 
 
 def process_lines(result: Result) -> Iterator[list[str]]:
     """Yield a line for each process that lived through the window."""
-    readings = result.counted
+    readings = result.settled
     numbers = iter(range(1, 100))
     for pid in readings[-1].processes:
         if all(pid in reading.processes for reading in readings):
-            alone = [Reading(reading.minutes, {pid: reading.processes[pid]}) for reading in readings]
+            process_readings = [Reading(reading.minutes, {pid: reading.processes[pid]}) for reading in readings]
             name = "supervisor" if pid == result.root else f"child {next(numbers)}"
-            yield [f"{result.transport}: {name}", *cells(alone)]
+            yield [f"{result.transport}: {name}", *cells(process_readings)]
 
 
 def lines(results: Sequence[Result]) -> Iterator[str]:

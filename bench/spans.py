@@ -40,7 +40,7 @@ exports none. Every call has a traceparent of its own, an id and a deadline. "!"
 
 
 @dataclass(slots=True)
-class Counted:
+class SpanCounts:
     """Numbers of spans at the end: exported and lost by the server, and received by its collector."""
 
     exported: int
@@ -56,7 +56,7 @@ class Faulty:
     healthy: list[float] = field(default_factory=list)
     faulty: list[float] = field(default_factory=list)
     calls: int = 0
-    counted: Counted | None = None
+    span_counts: SpanCounts | None = None
 
 
 class Collector:
@@ -118,7 +118,7 @@ class Traced:
         )
         self.subject = subject_of(name, server, port, sampled=kind != UNSAMPLED)
 
-    def counted(self) -> Counted:
+    def span_counts(self) -> SpanCounts:
         """Wait until no more spans are in flight; returns their numbers."""
         before: dict[str, float] = {}
         for _ in range(60):
@@ -128,7 +128,7 @@ class Traced:
             before = found
             time.sleep(3)  # Longer than an export may take.
         exported = int(before.pop("triglot_spans_exported_total"))
-        return Counted(exported, int(sum(before.values())), self.collector.received)
+        return SpanCounts(exported, int(sum(before.values())), self.collector.received)
 
     def _metrics(self) -> dict[str, float]:
         connection = http.client.HTTPConnection("127.0.0.1", self._rest, timeout=10)
@@ -164,7 +164,7 @@ async def fault(healthy: Traced, faulty: Traced, what: str, plan: Plan) -> Fault
         for served, kept in ((healthy, measured.healthy), (faulty, measured.faulty)):
             taken = await measure.load(SCENARIO, served.subject, settle, plan.seconds)
             kept.append(taken.p99)
-    measured.counted = faulty.counted()
+    measured.span_counts = faulty.span_counts()
     return measured
 
 
@@ -174,11 +174,11 @@ def fault_lines(measured: Faulty) -> Iterator[str]:
     ratios = [time / another for time, another in zip(measured.faulty, measured.healthy, strict=True)]
     yield f"a collector that {measured.what}:"
     yield f"  p99 {before:.2f} ms beside a healthy one, {now:.2f} ms: x{statistics.median(ratios):.2f}, goal 1.10"
-    counted = measured.counted
-    assert counted is not None
+    span_counts = measured.span_counts
+    assert span_counts is not None
     yield (
-        f"  {counted.exported:,} spans exported, {counted.lost:,} counted as lost; "
-        f"the collector has {counted.received:,}"
+        f"  {span_counts.exported:,} spans exported, {span_counts.lost:,} counted as lost; "
+        f"the collector has {span_counts.received:,}"
     )
 
 

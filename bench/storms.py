@@ -96,7 +96,7 @@ class Result:
         return not (self.lost or self.failed or self.otherwise) and bool(self.latencies)
 
 
-class Beside:
+class HealthyCalls:
     """Makes calls one after the other, and calls on a stream, on one channel during its `async with` block."""
 
     def __init__(self, channel: grpc.aio.Channel, result: Result) -> None:
@@ -108,7 +108,7 @@ class Beside:
         self._over = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def __aenter__(self) -> "Beside":
+    async def __aenter__(self) -> "HealthyCalls":
         await self._call(self._body, timeout=LIMIT, wait_for_ready=True)
         makers = (self._calls, self._streamed, self._watch)
         self._tasks = [asyncio.ensure_future(make()) for make in makers]
@@ -178,7 +178,7 @@ def _begin(channels: Sequence[grpc.aio.Channel], count: int, seconds: float | No
     ]
 
 
-async def _ended(calls: Sequence[Any], expected: grpc.StatusCode, result: Result) -> None:
+async def _wait_for_ends(calls: Sequence[Any], expected: grpc.StatusCode, result: Result) -> None:
     try:
         async with asyncio.timeout(LIMIT):
             result.otherwise.update(Counter([await call.code() for call in calls]))
@@ -188,9 +188,9 @@ async def _ended(calls: Sequence[Any], expected: grpc.StatusCode, result: Result
 
 
 async def _end_together(storm: Storm, port: int, result: Result) -> None:
-    async with _channels(port, storm.channels) as channels, AsyncExitStack() as beside:
+    async with _channels(port, storm.channels) as channels, AsyncExitStack() as healthy_calls:
         for channel in channels[:: max(1, len(channels) // 10)]:
-            await beside.enter_async_context(Beside(channel, result))
+            await healthy_calls.enter_async_context(HealthyCalls(channel, result))
         if storm.how == "deadlines":
             calls = _begin(channels, storm.calls, DEADLINE)
         else:
@@ -198,11 +198,11 @@ async def _end_together(storm: Storm, port: int, result: Result) -> None:
             await asyncio.sleep(DEADLINE)  # Until they have begun.
             for call in calls:
                 call.cancel()
-        await _ended(calls, ENDS[storm.how], result)
+        await _wait_for_ends(calls, ENDS[storm.how], result)
 
 
 async def _reconnect(storm: Storm, port: int, result: Result) -> None:
-    async with _channels(port, 1) as (channel,), Beside(channel, result):
+    async with _channels(port, 1) as (channel,), HealthyCalls(channel, result):
         for _ in range(2):
             async with _channels(port, storm.channels) as channels:
                 quick = grpc_exchange(QUICK, tensor(1, 16))
@@ -216,7 +216,7 @@ async def _reconnect(storm: Storm, port: int, result: Result) -> None:
                     result.failed[f"first call: {code.name}"] += 1
                 calls = _begin(channels, storm.calls, None)
                 await asyncio.sleep(DEADLINE / 4)  # Until they have begun.
-            await _ended(calls, ENDS[storm.how], result)
+            await _wait_for_ends(calls, ENDS[storm.how], result)
 
 
 async def run(storm: Storm, port: int) -> Result:
@@ -238,9 +238,9 @@ def storms(transport: str, counts: Sequence[int], channels: int) -> Iterator[Sto
 
 def line(storm: Storm, result: Result) -> list[str]:
     """Return a line of the table."""
-    by_nobody = sum(number for how, number in result.failed.items() if "CANCELLED" in how)
+    cancelled = sum(number for how, number in result.failed.items() if "CANCELLED" in how)
     if storm.how == "deadlines":
-        by_nobody += result.otherwise[grpc.StatusCode.CANCELLED]
+        cancelled += result.otherwise[grpc.StatusCode.CANCELLED]
     return [
         storm.transport,
         storm.how,
@@ -252,7 +252,7 @@ def line(storm: Storm, result: Result) -> list[str]:
         ", ".join(f"{number} {how}" for how, number in result.failed.items()) or "0",
         f"{max(result.latencies, default=0.0) * 1e3:.0f}",
         ", ".join(f"{number} {code.name}" for code, number in result.otherwise.items()) or "0",
-        str(by_nobody),
+        str(cancelled),
     ]
 
 

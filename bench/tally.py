@@ -122,11 +122,11 @@ async def drive(
                 await tally.done
         except TimeoutError:
             raise BenchError(f"{tally.open_slots} calls without a reply for {patience:.0f} s") from None
-        ended = time.perf_counter()
+        finished_at = time.perf_counter()
     finally:
         gc.enable()
     if tally.errors:
         raise BenchError(
             f"{tally.errors} wrong replies after {len(tally.latencies)} good ones; first: {tally.first_error}"
         )
-    return Outcome(len(tally.latencies), ended - started, tally.latencies, tally.first_bytes)
+    return Outcome(len(tally.latencies), finished_at - started, tally.latencies, tally.first_bytes)

@@ -59,7 +59,7 @@ def bench(tmp_path: Path) -> AbstractContextManager[Any]:
 
 @pytest.mark.usefixtures("_interruptible")
 @pytest.mark.parametrize(
-    ("start", "number", "told"),
+    ("start", "number", "raised"),
     [
         (server, signal.SIGTERM, SystemExit),
         (server, signal.SIGINT, KeyboardInterrupt),
@@ -69,13 +69,13 @@ def bench(tmp_path: Path) -> AbstractContextManager[Any]:
 def test_who_is_ended_while_it_starts_something(
     start: Callable[[Path], AbstractContextManager[Any]],
     number: signal.Signals,
-    told: type[BaseException],
+    raised: type[BaseException],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     starting = Starting(number)
     monkeypatch.setattr(subprocess, "Popen", starting)  # It starts the real process; then the signal comes.
-    with pytest.raises(told), start(tmp_path):
+    with pytest.raises(raised), start(tmp_path):
         raise AssertionError
     (process,) = starting.started
     assert process.returncode is not None

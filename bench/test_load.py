@@ -64,7 +64,7 @@ def shortened(scenario: Scenario) -> Scenario:
 
 
 BY_NAME = {scenario.name: shortened(scenario) for scenario in SCENARIOS}
-WHOLE = ("infer-c8", "rest-binary-1x150528-c4")
+COMPLETE_SCENARIOS = ("infer-c8", "rest-binary-1x150528-c4")
 USUAL = ("h2", "rest", "bare grpc.aio", "bare aiohttp")
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -94,7 +94,7 @@ def test_lines_are_loaded(names: tuple[str, ...]) -> None:
     for other in others:
         assert replace(other, name=scenario.name, lines=scenario.lines) == scenario
         scenario = replace(scenario, lines=(*scenario.lines, *other.lines))
-    if scenario.name not in WHOLE:
+    if scenario.name not in COMPLETE_SCENARIOS:
         scenario = replace(scenario, lines=tuple(line for line in scenario.lines if line.launch.name in USUAL))
     measured = compare(scenario, SETTINGS)
     lines = [line.name for line in lines_of(scenario)[0]]

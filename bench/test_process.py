@@ -27,7 +27,7 @@ def test_hand_over() -> None:
 
 async def test_losing() -> None:
     losses = {name: await losing.lose(way, 1) for name, way in losing.WAYS.items()}
-    assert all(0 < loss.told < loss.replaced for found in losses.values() for loss in found)
+    assert all(0 < loss.failed_after < loss.replaced for found in losses.values() for loss in found)
     table = "\n".join(losing.lines(losses))
     assert "killed" in table
     assert "at the latest, goal 1" in table

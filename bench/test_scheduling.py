@@ -14,7 +14,7 @@ from triglot.model.scheduling import DynamicBatching
 from triglot.scheduling.servable import Servable
 
 
-async def _offer(port: int, reply: bytes, patience: float = 10.0) -> openclient.Ended:
+async def _offer(port: int, reply: bytes, patience: float = 10.0) -> openclient.Offered:
     connection = await openclient.connect(port, PATH, b"x" * 100, reply)
     try:
         return await openclient.offer(connection, 500.0, 0.2, patience)
@@ -31,11 +31,11 @@ async def test_an_open_loop_tells_answers_from_refusals() -> None:
         return request
 
     async with grpc_server(handler) as port:
-        ended = await _offer(port, b"x" * 100)
+        offered = await _offer(port, b"x" * 100)
     came = next(numbers) - 1
-    assert len(ended.refused) == came // 3 > 0
-    assert len(ended.good) == came - came // 3
-    assert 0 < min(ended.good + ended.refused) < ended.seconds
+    assert len(offered.refused) == came // 3 > 0
+    assert len(offered.good) == came - came // 3
+    assert 0 < min(offered.good + offered.refused) < offered.seconds
 
 
 async def test_an_open_loop_does_not_wait_for_answers() -> None:
@@ -119,8 +119,8 @@ async def test_a_round_on_the_engine_has_an_answer_however_short_it_is() -> None
 def test_overload() -> None:
     plan = overload.parse(["--seconds", "1"])
     result = overload.measure(plan, None)
-    assert result.codes["OK"] == len(result.ended.good) > 0
-    assert result.codes["RESOURCE_EXHAUSTED"] == len(result.ended.refused) > 0
+    assert result.codes["OK"] == len(result.outcome.good) > 0
+    assert result.codes["RESOURCE_EXHAUSTED"] == len(result.outcome.refused) > 0
     assert set(+result.codes) == {"OK", "RESOURCE_EXHAUSTED"}
     assert all(result.probes.values())
     assert len(result.resident) == overload.SAMPLES

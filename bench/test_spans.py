@@ -17,11 +17,11 @@ async def test_lost_is_counted(tmp_path: Path, kind: str, monkeypatch: pytest.Mo
         healthy = spans.Traced(spans.SAMPLED, tmp_path, cores, stack, spans.SAMPLED)
         faulty = spans.Traced(kind, tmp_path, cores, stack, kind)
         measured = await spans.fault(healthy, faulty, kind, Plan(2, 0.3))
-        sound = healthy.counted()
+        sound = healthy.span_counts()
     assert sound.exported == sound.received > 0
-    counted = measured.counted
-    assert counted is not None
+    span_counts = measured.span_counts
+    assert span_counts is not None
     # One that goes may have taken spans whose response never came.
-    assert counted.received >= counted.exported > 0
-    assert (counted.exported + counted.lost) % 3 == 0
+    assert span_counts.received >= span_counts.exported > 0
+    assert (span_counts.exported + span_counts.lost) % 3 == 0
     assert len(list(spans.fault_lines(measured))) == 3

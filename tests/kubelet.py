@@ -91,7 +91,7 @@ class Pod:
         )
         self._command = command
         self._variables = {variable["name"]: variable["value"] for variable in container.get("env", ())}
-        self._ended = threading.Event()
+        self._stopped = threading.Event()
         self._watching: list[threading.Thread] = []
         self.ready = False
         self.failed_liveness = 0
@@ -118,7 +118,7 @@ class Pod:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._ended.set()
+        self._stopped.set()
         self._process.kill()
         self._process.wait()
         for thread in self._watching:
@@ -140,7 +140,7 @@ class Pod:
         Raise `subprocess.TimeoutExpired` after `grace_seconds`, when Kubernetes would send SIGKILL, and
         `AssertionError` for an exit status other than 0.
         """
-        self._ended.set()
+        self._stopped.set()
         begun = time.monotonic()
         self._process.send_signal(signal.SIGTERM)
         status = self._process.wait(grace_seconds)
@@ -152,17 +152,17 @@ class Pod:
             if probe.succeeds(self.port):
                 return
             assert self._process.poll() is None, self.log.text()
-            self._ended.wait(probe.period_seconds)
+            self._stopped.wait(probe.period_seconds)
         raise AssertionError(f"{probe.path} did not succeed:\n{self.log.text()}")
 
     def _watch_readiness(self) -> None:
         failures = 0
-        while not self._ended.wait(self._readiness.period_seconds):
+        while not self._stopped.wait(self._readiness.period_seconds):
             failures = 0 if self._readiness.succeeds(self.port) else failures + 1
             self.ready = failures < self._readiness.failure_threshold
 
     def _watch_liveness(self) -> None:
         failures = 0
-        while not self._ended.wait(self._liveness.period_seconds):
+        while not self._stopped.wait(self._liveness.period_seconds):
             failures = 0 if self._liveness.succeeds(self.port) else failures + 1
             self.failed_liveness += failures >= self._liveness.failure_threshold

@@ -85,7 +85,7 @@ class Lines:
     def __init__(self, pipe: IO[str]) -> None:
         self._pipe = pipe
         self._text = ""
-        self._ended = False
+        self._has_ended = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
@@ -96,7 +96,7 @@ class Lines:
                 self._text += line
                 self._changed.notify_all()
         with self._changed:
-            self._ended = True
+            self._has_ended = True
             self._changed.notify_all()
 
     def text(self) -> str:
@@ -110,7 +110,7 @@ class Lines:
         Raise `AssertionError` when the text ends without one, or none appears within `SECONDS`.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._ended or re.search(pattern, self._text) is not None, SECONDS)
+            self._changed.wait_for(lambda: self._has_ended or re.search(pattern, self._text) is not None, SECONDS)
             match = re.search(pattern, self._text)
         assert match is not None, f"no {pattern!r} in:\n{self._text}"
         return match
@@ -258,12 +258,12 @@ class Identity(triglot.Model):
 """
 
 
-def write_whole(file: Path, text: str) -> Path:
+def write_atomically(file: Path, text: str) -> Path:
     """Replace a file atomically: readers see all of its text, or none. Return the file's path."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    beside = file.with_name(f".{file.name}.part")
-    beside.write_text(text)
-    return beside.rename(file)
+    part_file = file.with_name(f".{file.name}.part")
+    part_file.write_text(text)
+    return part_file.rename(file)
 
 
 def write_model(folder: Path, text: str = IDENTITY) -> Path:

@@ -75,9 +75,9 @@ def assert_clean(log: str) -> None:
 # --- start ---
 
 
-@pytest.mark.parametrize(("options", "elsewhere"), [((), False), (("--host", "0.0.0.0"), True)])
+@pytest.mark.parametrize(("options", "on_every_address"), [((), False), (("--host", "0.0.0.0"), True)])
 def test_only_this_machine_can_connect_by_default(
-    tmp_path: Path, options: tuple[str, ...], elsewhere: bool
+    tmp_path: Path, options: tuple[str, ...], on_every_address: bool
 ) -> None:
     """127.0.0.2 stands for any other address of the machine."""
     write_model(tmp_path / "model")
@@ -85,7 +85,7 @@ def test_only_this_machine_can_connect_by_default(
         server.stderr.wait_for(r"gRPC on [\d.]+:\d+ and REST on [\d.]+:\d+")
         for port in re.findall(r" on [\d.]+:(\d+)", server.stderr.text()):
             assert is_listening(int(port))
-            assert is_listening(int(port), "127.0.0.2") is elsewhere
+            assert is_listening(int(port), "127.0.0.2") is on_every_address
 
 
 def test_the_ports_open_when_every_model_is_loaded(tmp_path: Path) -> None:
@@ -109,24 +109,24 @@ def test_a_port_in_use_ends_the_start_before_a_model_is_loaded(tmp_path: Path, i
     gate = Gate(tmp_path / "gate")  # It would never load.
     other = "rest" if interface == "grpc" else "grpc"
     with taken_port() as port:
-        ended = run_triglot("serve", gate.folder, f"--{interface}-port", str(port), f"--{other}-port", "0")
-    assert ended.returncode == 1
-    (line,) = ended.stderr.splitlines()
+        completed = run_triglot("serve", gate.folder, f"--{interface}-port", str(port), f"--{other}-port", "0")
+    assert completed.returncode == 1
+    (line,) = completed.stderr.splitlines()
     assert line.startswith("triglot: ")
     assert "127.0.0.1" in line
     assert str(port) in line
     assert "Address already in use" in line
-    assert not ended.stdout
+    assert not completed.stdout
 
 
 def test_one_port_for_both_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
     gate = Gate(tmp_path / "gate")
     port = str(unused_ports()[0])
     ports = ("--grpc-port", port, "--rest-port", port)
-    ended = run_triglot("serve", gate.folder, "--grpc-transport", "aio", *ports)
-    assert ended.returncode in (1, 2)
-    assert port in ended.stderr
-    assert_clean(ended.stderr)
+    completed = run_triglot("serve", gate.folder, "--grpc-transport", "aio", *ports)
+    assert completed.returncode in (1, 2)
+    assert port in completed.stderr
+    assert_clean(completed.stderr)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from grpc_transport import NOT_OVER_AIO, OVER_AIO, goes_over_both
+from grpc_transport import NOT_OVER_AIO, OVER_AIO, runs_over_both
 
 import environments
 import parallel
@@ -37,7 +37,7 @@ def test_a_file_is_another_group_over_other_transports() -> None:
     ],
 )
 def test_what_goes_over_both_transports(node_id: str, expected: bool) -> None:
-    assert goes_over_both(node_id) is expected
+    assert runs_over_both(node_id) is expected
 
 
 @pytest.mark.parametrize("pattern", [*OVER_AIO, *NOT_OVER_AIO])

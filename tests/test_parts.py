@@ -242,12 +242,12 @@ def test_missing_part_is_an_error_where_it_is_asked_for(
     part: str, asked: Asked, models: Path, tmp_path: Path
 ) -> None:
     asked.prepare(models)
-    ended = run_triglot(
+    completed = run_triglot(
         "serve", asked.url or models, environment={**CORE, **package_without(part, tmp_path), **asked.options}
     )
-    assert ended.returncode
-    assert asked.error in ended.stderr
-    assert "Traceback" not in ended.stderr
+    assert completed.returncode
+    assert asked.error in completed.stderr
+    assert "Traceback" not in completed.stderr
 
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, its in parts.PARTS.items() for name in its])
@@ -274,8 +274,8 @@ def test_part_is_where_the_table_says(kind: str, name: str) -> None:
     ],
 )
 def test_protocol_of_another_package_that_is_not_there(name: str, error: str) -> None:
-    ended = run_triglot("serve", environment=CORE | {"TRIGLOT_PROTOCOLS": f"kserve,{name}"})
-    assert (ended.returncode, ended.stderr.splitlines()[-1]) == (2, f"triglot: protocols: {error}")
+    completed = run_triglot("serve", environment=CORE | {"TRIGLOT_PROTOCOLS": f"kserve,{name}"})
+    assert (completed.returncode, completed.stderr.splitlines()[-1]) == (2, f"triglot: protocols: {error}")
 
 
 @pytest.mark.parametrize(
@@ -289,8 +289,8 @@ def test_protocol_of_another_package_that_is_not_there(name: str, error: str) ->
 )
 def test_command_of_a_missing_part(part: str, command: str, module: str, tmp_path: Path) -> None:
     environment = package_without(part, tmp_path)
-    ended = run_triglot(command, environment=environment)
-    assert (ended.returncode, ended.stderr) == (2, f"triglot: {lacks(f'the command {command}', module)}\n")
+    completed = run_triglot(command, environment=environment)
+    assert (completed.returncode, completed.stderr) == (2, f"triglot: {lacks(f'the command {command}', module)}\n")
     listed = run_triglot("--help", environment=environment)
     assert listed.returncode == 0
     assert f"\n    {command} " not in listed.stdout

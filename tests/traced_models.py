@@ -17,7 +17,7 @@ from served_models import Function, serving, twice
 from triglot.pb.kserve import inference_pb2 as pb
 
 PHASES = ["QUEUE_START", "COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END"]
-WHOLE = ["REQUEST_START", *PHASES, "REQUEST_END"]
+ALL_STAMPS = ["REQUEST_START", *PHASES, "REQUEST_END"]
 Record = dict[str, Any]
 
 

@@ -405,9 +405,9 @@ async def test_a_file_that_cannot_be_written_is_no_start(tmp_path: Path) -> None
 
 
 def test_the_command_says_so_too(tmp_path: Path) -> None:
-    ended = run_triglot("serve", *FREE_PORTS, "--audit-log", tmp_path)
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert f"triglot: audit_log: cannot write {tmp_path}: Is a directory" in ended.stderr
+    completed = run_triglot("serve", *FREE_PORTS, "--audit-log", tmp_path)
+    assert (completed.returncode, completed.stdout) == (2, "")
+    assert f"triglot: audit_log: cannot write {tmp_path}: Is a directory" in completed.stderr
 
 
 def test_sighup_ends_no_server_and_the_next_line_is_in_a_new_file(tmp_path: Path) -> None:

@@ -374,8 +374,8 @@ def test_a_kept_token_expires_and_its_streams_go_on(access: Access) -> None:
         except Unauthenticated:
             continue
         break
-    ended: list[bool] = []
-    permission.streams.add(lambda: ended.append(True))
+    closed_streams: list[bool] = []
+    permission.streams.add(lambda: closed_streams.append(True))
 
     def expired() -> bool:
         access.control.renew()  # What a header's text stands for is remembered until then.
@@ -388,10 +388,10 @@ def test_a_kept_token_expires_and_its_streams_go_on(access: Access) -> None:
     # Its key goes, as all that it has signed has expired.
     access.keys.write_bytes(keyset(OTHER))
     access.control.renew()
-    assert (ended, permission.withdrawn) == ([], False)
+    assert (closed_streams, permission.withdrawn) == ([], False)
     # Its issuer goes.
     access.rewrite(client("friend", ["secret"], ["infer"]))
-    assert (ended, permission.withdrawn) == ([True], True)
+    assert (closed_streams, permission.withdrawn) == ([True], True)
 
 
 def test_only_so_many_are_kept(tmp_path: Path) -> None:
@@ -416,20 +416,20 @@ def test_another_file_keeps_what_it_may(tmp_path: Path) -> None:
     groups = "{ claim = 'groups', admins = [] }"
     access = Access(tmp_path, issuer("cluster", "jwks.json", groups=groups), other)
     tokens = ONE.token(groups=["admins"]), OTHER.token(iss="https://other.example")
-    kept, gone = map(access.permission, tokens)
-    ended: list[str] = []
-    kept.streams.add(lambda: ended.append("kept"))
-    gone.streams.add(lambda: ended.append("gone"))
+    kept, removed = map(access.permission, tokens)
+    closed_streams: list[str] = []
+    kept.streams.add(lambda: closed_streams.append("kept"))
+    removed.streams.add(lambda: closed_streams.append("gone"))
     # The one has other rights, also by its group, and the other is for another audience.
     changed = issuer("cluster", "jwks.json", models="['a*']", groups=GROUPS)
     access.rewrite(changed, other.replace(AUDIENCE, "elsewhere"), anonymous(["metadata"]))
     assert access.permission(tokens[0]) is kept
-    assert (kept.covers("apple"), kept.covers("pear"), ended) == (True, False, ["gone"])
+    assert (kept.covers("apple"), kept.covers("pear"), closed_streams) == (True, False, ["gone"])
     for operation in (Operation.MODEL_CONTROL, Operation.METADATA):
         assert access.permission(tokens[0], operation).group == "cluster"
     access.refusal(tokens[1])
     access.rewrite(anonymous(["health"]))
-    assert ended == ["gone", "kept"]
+    assert closed_streams == ["gone", "kept"]
     with pytest.raises(ServingError):
         access.permission(tokens[0])
 

@@ -73,11 +73,11 @@ async def test_over_rest(tmp_path: Path, transport: str) -> None:
         _, routes = rows_of(server.config)
         asks = rest_asks(routes)
         assert len(asks) > 100
-        told: set[str] = set()
+        naming: set[str] = set()
         for ask in asks:
             seen = await ask.of(session, url, GHOST, BOSS)
             if "secret" in seen.about(GHOST).text:
-                told.add(f"{ask.verb} {ask.target}")
+                naming.add(f"{ask.verb} {ask.target}")
         for ask in asks:
             mine = await ask.of(session, url, ALLOWED, FRIEND)
             assert "secret" not in mine.text, ask
@@ -97,7 +97,7 @@ async def test_over_rest(tmp_path: Path, transport: str) -> None:
                 assert secret.status == 403 or '"code": 403' in secret.text, (ask, secret)
                 assert "may not use" in secret.text or ask.verb == "HEAD"
         # Else there would be nothing to hide.
-        assert told >= {
+        assert naming >= {
             "GET /metrics",
             "GET /v1/models",
             "GET /v2/models",
@@ -115,8 +115,8 @@ async def test_over_grpc(tmp_path: Path, transport: str) -> None:
         services, _ = rows_of(server.config)
         async with grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
             asks = grpc_asks(services)
-            told = {ask.method.name for ask in asks if "secret-two" in (await ask.of(channel, GHOST, BOSS)).text}
-            assert told >= {"List", "RepositoryIndex", "ModelStatistics", "ServerMetadata"}
+            naming = {ask.method.name for ask in asks if "secret-two" in (await ask.of(channel, GHOST, BOSS)).text}
+            assert naming >= {"List", "RepositoryIndex", "ModelStatistics", "ServerMetadata"}
             for ask in asks:
                 mine = await ask.of(channel, ALLOWED, FRIEND)
                 assert "secret" not in mine.text, ask

@@ -112,10 +112,10 @@ def over_http2(port: int) -> Answered:
         got = b""
         while (received_frame := await peer.frame()) is not None:
             got += received_frame.payload
-            whole = (
+            is_complete = (
                 received_frame.kind in (frames.HEADERS, frames.DATA) and received_frame.flags & frames.END_STREAM
             )
-            if received_frame.stream == 1 and (whole or received_frame.kind == frames.RST_STREAM):
+            if received_frame.stream == 1 and (is_complete or received_frame.kind == frames.RST_STREAM):
                 break
         peer.writer.transport.abort()
         return got
@@ -201,7 +201,7 @@ async def test_none_gets_by(
     assert [line for line in [*caplog.messages, *audited.splitlines()] if RIGHT in line] == []
 
 
-async def ended(peer: Client, stream: int) -> tuple[str, bytes]:
+async def end_of(peer: Client, stream: int) -> tuple[str, bytes]:
     """The status of an answer over HTTP/2, of gRPC if it is that, and all that came."""
     status, got = "", b""
     while True:
@@ -233,19 +233,19 @@ async def test_the_same_block_again(tmp_path: Path, transport: str, is_rest: boo
         peer = Client(*await asyncio.open_connection(HOST, here.server.grpc_port))
         await peer.greet()
         await peer.send(head(peer, [*first, BEARER]), data(1, body))
-        assert (await ended(peer, 1))[0] == ("200" if is_rest else "0")
+        assert (await end_of(peer, 1))[0] == ("200" if is_rest else "0")
         block = peer.block([*first, BEARER])  # Indices only, from now on.
         assert len(block) == len(first) + 1
         for stream in (3, 5):
             await peer.send(frame(frames.HEADERS, frames.END_HEADERS, stream, block), data(stream, body))
-            assert has((await ended(peer, stream))[1], SECRET)
+            assert has((await end_of(peer, stream))[1], SECRET)
         unauthenticated = "401" if is_rest else "16"
         await peer.send(head(peer, first, stream=7), data(7, body))
-        assert (await ended(peer, 7))[0] == unauthenticated
+        assert (await end_of(peer, 7))[0] == unauthenticated
         await token_is_removed(here, tmp_path)
         for stream in (9, 11):
             await peer.send(frame(frames.HEADERS, frames.END_HEADERS, stream, block), data(stream, body))
-            status, got = await ended(peer, stream)
+            status, got = await end_of(peer, stream)
             assert status == unauthenticated
             assert not has(got, SECRET)
         await peer.close()

@@ -37,7 +37,7 @@ TABLES = [
 Transports = dict[str, Any]
 H2: Transports = {"grpc_transport": "h2", "http_transport": "h1"}
 AIO: Transports = {"grpc_transport": "aio", "http_transport": "aiohttp"}
-REST_ALONE: Transports = AIO | {"grpc_port": -1}
+ONLY_REST: Transports = AIO | {"grpc_port": -1}
 Issued = tuple[bytes, bytes]
 
 
@@ -134,7 +134,7 @@ def rest_ports(here: triglot.Server, transport: Transports) -> list[int]:
     return ports(here) if transport is H2 else [here.rest_port]
 
 
-@pytest.fixture(params=[H2, REST_ALONE], ids=["h2", "REST alone"])
+@pytest.fixture(params=[H2, ONLY_REST], ids=["h2", "REST alone"])
 def transport(request: pytest.FixtureRequest) -> Transports:
     """Those that can ask for certificates without requiring them."""
     return request.param  # type: ignore[no-any-return]
@@ -222,7 +222,7 @@ async def grpc_infer(authority: Authority, port: int, issued: Issued | None) -> 
 
 @pytest.mark.parametrize(
     ("transport", "auth"),
-    [(H2, "optional"), (REST_ALONE, "optional"), (H2, "required"), (AIO, "required")],
+    [(H2, "optional"), (ONLY_REST, "optional"), (H2, "required"), (AIO, "required")],
     ids=["h2, optional", "REST alone, optional", "h2, required", "aio, required"],
 )
 async def test_who_has_a_certificate(
@@ -230,7 +230,7 @@ async def test_who_has_a_certificate(
 ) -> None:
     stranger = Authority(tmp_path_factory.mktemp("stranger"))
     uri = x509.UniformResourceIdentifier
-    unauthenticated, gone = (401, grpc.StatusCode.UNAUTHENTICATED), (0, grpc.StatusCode.UNAVAILABLE)
+    unauthenticated, unreachable = (401, grpc.StatusCode.UNAUTHENTICATED), (0, grpc.StatusCode.UNAVAILABLE)
     cases = [
         (authority.issue(uri(SPIFFE)), (200, grpc.StatusCode.OK)),
         (authority.issue(uri("spiffe://other"), uri(SPIFFE), common=["x"]), (200, grpc.StatusCode.OK)),
@@ -240,8 +240,8 @@ async def test_who_has_a_certificate(
         (authority.issue(uri(SPIFFE + "\0")), unauthenticated),
         (authority.issue(x509.DNSName(SPIFFE)), unauthenticated),
         (authority.issue(common=[SPIFFE]), unauthenticated),
-        (stranger.issue(uri(SPIFFE)), gone),
-        (None, unauthenticated if auth == "optional" else gone),
+        (stranger.issue(uri(SPIFFE)), unreachable),
+        (None, unauthenticated if auth == "optional" else unreachable),
     ]
     async with secured(authority, anonymous(["health"]), tls_client_auth=auth, **transport) as here:
         for number, (issued, expected) in enumerate(cases):

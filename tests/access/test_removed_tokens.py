@@ -62,9 +62,9 @@ async def test_over_grpc(tmp_path: Path, grpc_transport: str, http_transport: st
         assert (await peer.status(3))["grpc-status"] == "0"
         await token_is_removed(here, file)
         await peer.send(data(1, message(GRPC[path])))
-        ended = await peer.status(1)
-        assert ended["grpc-status"] == "16", ended
-        assert WITHDRAWN.split()[-1] in ended["grpc-message"]
+        trailers = await peer.status(1)
+        assert trailers["grpc-status"] == "16", trailers
+        assert WITHDRAWN.split()[-1] in trailers["grpc-message"]
         assert await here.state() == before
         await peer.close()
 
@@ -95,7 +95,7 @@ async def test_over_http2(tmp_path: Path) -> None:
         await peer.greet()
         fields = [(":method", "POST"), (":scheme", "http"), (":path", "/v2/logging"), (":authority", "localhost")]
         await peer.send(peer.raw_headers(1, [*fields, BEARER]))
-        await peer.is_heard()
+        await peer.wait_until_processed()
         await token_is_removed(here, file)
         await peer.send(data(1, BODY))
         head, _ = await answer(peer)

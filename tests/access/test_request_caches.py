@@ -216,11 +216,11 @@ def predict_layout(number: int) -> bytes:
 
 
 def grps_layouts() -> object:
-    def whole(data: MessageBytes) -> Request:
+    def decode_all(data: MessageBytes) -> Request:
         message = decode_message(data)
         return Request(message.model, message)
 
-    decode = RequestDecoder(whole)
+    decode = RequestDecoder(decode_all)
     for number in range(200):
         decode(grps_layout(number))
     return decode

@@ -234,8 +234,8 @@ async def test_what_the_request_says_reaches_every_step() -> None:
     assert [(call.scheduling.sequence_id, call.scheduling.sequence_end) for call in calls] == [(5, True)] * 2
 
 
-@pytest.mark.parametrize(("given", "told"), [(5, 5), ("five", "five"), (2**64 - 1, -1)])
-async def test_the_answer_says_of_which_sequence_it_is(given: int | str, told: int | str) -> None:
+@pytest.mark.parametrize(("given", "reported"), [(5, 5), ("five", "five"), (2**64 - 1, -1)])
+async def test_the_answer_says_of_which_sequence_it_is(given: int | str, reported: int | str) -> None:
     """As Triton's ensembles do."""
     models = {"e": ensemble(step("twice", "x", "y")), "twice": Function(twice)}
     async with serving(models) as served:
@@ -245,7 +245,7 @@ async def test_the_answer_says_of_which_sequence_it_is(given: int | str, told: i
                 "e", inputs=[InputTensor("x", "INT32", (1,), ints(1))], parameters=parameters
             )
             response = await served.server.dataplane.infer(request, Call())
-            expected = {"sequence_id": told, "sequence_start": False, "sequence_end": False} | flags
+            expected = {"sequence_id": reported, "sequence_start": False, "sequence_end": False} | flags
             assert response.parameters == expected
 
 

@@ -119,7 +119,7 @@ async def test_what_one_member_says_of_its_scheduling_is_not_the_batchs() -> Non
         "dynamic_batching": triglot.DynamicBatching(priority_levels=2, default_priority_level=1)
     }
     async with serving({"outer": Function(outer, **scheduling), "inner": Function(inner)}) as served:
-        alone = asyncio.create_task(served.infer("outer", ints(1)))
+        unbatched = asyncio.create_task(served.infer("outer", ints(1)))
         await until(first.is_set)
         own: list[tuple[Call, dict[str, Any]]] = [
             (Call(deadline=time.monotonic() + SECONDS), {"priority": 1, "color": "red"}),
@@ -130,7 +130,7 @@ async def test_what_one_member_says_of_its_scheduling_is_not_the_batchs() -> Non
             members.append(asyncio.create_task(served.infer("outer", ints(at + 2), call, parameters=parameters)))
             await until(lambda: served.server.dataplane.queue_depth() == len(members))
         gate.set()
-        assert [answer.tolist() for answer in await asyncio.gather(alone, *members)] == [[2], [4], [6]]
+        assert [answer.tolist() for answer in await asyncio.gather(unbatched, *members)] == [[2], [4], [6]]
         assert [len(call.members) for call in batches] == [1, 2]
         assert batches[1].members[0].deadline is not None
         assert (calls[1].deadline, calls[1].scheduling, calls[1].parameters) == (None, PLAIN, {"color": "red"})
@@ -156,12 +156,12 @@ async def test_a_batch_calls_another_model(leaving: int) -> None:
         return {"y": inputs["x"] * 2}
 
     async with serving({"outer": Function(outer, **BATCHED), "inner": Function(inner)}) as served:
-        alone = asyncio.create_task(served.infer("outer", ints(1)))
+        unbatched = asyncio.create_task(served.infer("outer", ints(1)))
         await until(first.is_set)
         members = [asyncio.create_task(served.infer("outer", ints(at))) for at in (2, 3, 4)]
         await until(lambda: served.server.dataplane.queue_depth() == 3)
         gate.set()
-        assert (await alone).tolist() == [1]
+        assert (await unbatched).tolist() == [1]
         await until(begun.is_set)
         for member in members[:leaving]:
             member.cancel()

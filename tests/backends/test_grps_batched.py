@@ -22,7 +22,7 @@ def project(folder: Path, code: str, size: int, timeout_us: int = NEVER, **serve
     return write_project(folder, code, models=[entry(batching=batched(size, timeout_us))], **server)
 
 
-async def told(server: Served, *texts: str, model: str = "") -> list[str]:
+async def answers_to(server: Served, *texts: str, model: str = "") -> list[str]:
     """What calls with these texts, all at once, are answered with: a text, or an error's."""
     answers = await asyncio.gather(*[server.predict(GrpsMessage(str_data=text, model=model)) for text in texts])
     return [answer.str_data if answer.status.code == 200 else answer.status.msg for answer in answers]
@@ -37,7 +37,7 @@ async def readings(server: Served, name: str) -> dict[str, float]:
 
 async def test_full_batches_run_at_once(tmp_path: Path) -> None:
     async with served(project(tmp_path, SIZES, 2)) as server:
-        assert await told(server, *"abcdef") == [f"{text}@2" for text in "abcdef"]
+        assert await answers_to(server, *"abcdef") == [f"{text}@2" for text in "abcdef"]
         assert (await readings(server, "batches_closed_total"))["full"] == 3
 
 
@@ -45,7 +45,7 @@ async def test_batches_in_a_dag_of_several_models_are_counted_for_each(tmp_path:
     models = [entry("first", batching=batched(2, NEVER)), entry("second", batching=batched(1, NEVER))]
     nodes = ["first-1.0.0", "second-1.0.0"]
     async with served(write_project(tmp_path, SIZES, models=models, nodes=nodes)) as server:
-        assert await told(server, "a", "b") == ["a@2@1", "b@2@1"]
+        assert await answers_to(server, "a", "b") == ["a@2@1", "b@2@1"]
         _, text = await server.ask("GET", "/metrics")
     lines = text.decode().splitlines()
     counts = {
@@ -59,7 +59,7 @@ async def test_batches_in_a_dag_of_several_models_are_counted_for_each(tmp_path:
 @pytest.mark.parametrize("model", ["", "m-1.0.0"], ids=["DAG", "model"])
 async def test_a_dag_of_one_model_and_the_model_itself(tmp_path: Path, model: str) -> None:
     async with served(project(tmp_path, SIZES, 3)) as server:
-        assert await told(server, *"abc", model=model) == ["a@3", "b@3", "c@3"]
+        assert await answers_to(server, *"abc", model=model) == ["a@3", "b@3", "c@3"]
 
 
 async def test_every_interface_leads_into_the_same_batch(tmp_path: Path) -> None:
@@ -80,18 +80,18 @@ async def test_every_interface_leads_into_the_same_batch(tmp_path: Path) -> None
 
 async def test_a_window_that_ends(tmp_path: Path) -> None:
     async with served(project(tmp_path, SIZES, 100, timeout_us=1)) as server:
-        assert await told(server, "a") == ["a@1"]
+        assert await answers_to(server, "a") == ["a@1"]
 
 
 @pytest.mark.parametrize(("size", "pool"), [(1, 8), (8, 1)])
 async def test_batches_of_one(tmp_path: Path, size: int, pool: int) -> None:
     async with served(project(tmp_path, SIZES, size, max_concurrency=pool)) as server:
-        assert await told(server, "a", "b") == ["a@1", "b@1"]
+        assert await answers_to(server, "a", "b") == ["a@1", "b@1"]
 
 
 async def test_batches_are_no_larger_than_the_pool(tmp_path: Path) -> None:
     async with served(project(tmp_path, SIZES, 100, max_concurrency=2)) as server:
-        assert await told(server, *"abcdef") == [f"{text}@2" for text in "abcdef"]
+        assert await answers_to(server, *"abcdef") == [f"{text}@2" for text in "abcdef"]
 
 
 async def test_as_many_batches_run_as_the_pool_has_places_for(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ class Meets(Base):
 inferer_register.register("inferer", Meets())
 """
     async with served(project(tmp_path, code, 2, max_concurrency=4)) as server:
-        assert await told(server, *"abcdefgh") == list("abcdefgh")
+        assert await answers_to(server, *"abcdefgh") == list("abcdefgh")
         assert max(own_module().most) == 4
 
 
@@ -150,13 +150,15 @@ converter_register.register("numbers", Numbers())
     models = [entry(converter_type="customized", converter_name="numbers", batching=batched(2, NEVER))]
     files = {"src/customized_converter.py": IMPORTS + converter}
     async with served(write_project(tmp_path, DOUBLES, models=models, files=files)) as server:
-        assert await told(server, "1", "2") == ["1:2@2", "2:4@2"]
-        assert await told(server, "bad", "2") == ["no number", "2:4@2"]
+        assert await answers_to(server, "1", "2") == ["1:2@2", "2:4@2"]
+        assert await answers_to(server, "bad", "2") == ["no number", "2:4@2"]
         ran = list(own_module().ran)
         # With an error in every context the inferer is not called.
-        assert await told(server, "bad", "bad") == ["no number"] * 2
+        assert await answers_to(server, "bad", "bad") == ["no number"] * 2
         assert own_module().ran == ran
-        assert await told(server, "1", "x") == ["ValueError: invalid literal for int() with base 10: 'x'"] * 2
+        assert (
+            await answers_to(server, "1", "x") == ["ValueError: invalid literal for int() with base 10: 'x'"] * 2
+        )
 
 
 @pytest.mark.parametrize(
@@ -174,14 +176,14 @@ converter_register.register("numbers", Numbers())
 )
 async def test_what_members_are_told(tmp_path: Path, texts: Sequence[str], expected: Sequence[str]) -> None:
     async with served(project(tmp_path, ODD, 2)) as server:
-        assert sorted(await told(server, *texts)) == sorted(expected)
+        assert sorted(await answers_to(server, *texts)) == sorted(expected)
         # The loop lives on.
-        assert await told(server, "a", "b") == ["a@2", "b@2"]
+        assert await answers_to(server, "a", "b") == ["a@2", "b@2"]
 
 
 async def test_without_batch_methods(tmp_path: Path) -> None:
     async with served(project(tmp_path, SINGLE, 1)) as server:
-        assert await told(server, "a") == [
+        assert await answers_to(server, "a") == [
             "NotImplementedError: Single has no batch_infer, which dynamic batching needs"
         ]
 
@@ -190,18 +192,20 @@ async def test_what_is_no_message_leaves_the_others_alone(tmp_path: Path) -> Non
     async with served(project(tmp_path, SIZES, 3)) as server:
         call = server.channel.unary_unary(SERVICE + "Predict")
         not_utf_8 = GrpsMessage(str_data="x").SerializeToString().replace(b"x", b"\xff")
-        broken, *others = await asyncio.gather(call(not_utf_8), told(server, "a"), told(server, "b"))
+        broken, *others = await asyncio.gather(call(not_utf_8), answers_to(server, "a"), answers_to(server, "b"))
         assert GrpsMessage.FromString(broken).status.msg.startswith("the request is not a GrpsMessage: ")
         assert others == [["a@2"], ["b@2"]]
 
 
 async def test_a_caller_who_left_is_in_no_batch(tmp_path: Path) -> None:
     async with served(project(tmp_path, SIZES, 2)) as server:
-        gone = server.channel.unary_unary(SERVICE + "Predict")(GrpsMessage(str_data="gone").SerializeToString())
+        cancelled = server.channel.unary_unary(SERVICE + "Predict")(
+            GrpsMessage(str_data="gone").SerializeToString()
+        )
         await until(lambda: server.server.dataplane.queue_depth() == 1)
-        gone.cancel()
+        cancelled.cancel()
         await until(lambda: server.server.dataplane.queue_depth() == 0)
-        assert await told(server, "a", "b") == ["a@2", "b@2"]
+        assert await answers_to(server, "a", "b") == ["a@2", "b@2"]
 
 
 @pytest.mark.parametrize("other", ["r", "s"])

@@ -51,7 +51,7 @@ def _outcome(future: Future[Any]) -> Any:
     return answer_of(result(future))
 
 
-def told(outcomes: list[tuple[GrpsCall, Any]]) -> list[Any]:
+def answers_in(outcomes: list[tuple[GrpsCall, Any]]) -> list[Any]:
     return [outcome[0] if isinstance(outcome, tuple) else outcome for _, outcome in outcomes]
 
 
@@ -78,7 +78,7 @@ def dag_of_one_model(folder: Path, code: str, size: int, timeout_us: int = NEVER
 def test_a_full_batch_runs_at_once(tmp_path: Path) -> None:
     with dag_of_one_model(tmp_path, SIZES, 4) as model:
         outcomes = texts_of(model, *"abcd")
-        assert told(outcomes) == ["a@4", "b@4", "c@4", "d@4"]
+        assert answers_in(outcomes) == ["a@4", "b@4", "c@4", "d@4"]
         assert [call.batch_size for call, _ in outcomes] == [4] * 4
 
 
@@ -104,27 +104,27 @@ def test_what_a_batch_logs_belongs_to_all_its_members(tmp_path: Path) -> None:
 
 def test_several_batches_fill_up(tmp_path: Path) -> None:
     with dag_of_one_model(tmp_path, SIZES, 2) as model:
-        assert told(texts_of(model, *"abcdef")) == [f"{text}@2" for text in "abcdef"]
+        assert answers_in(texts_of(model, *"abcdef")) == [f"{text}@2" for text in "abcdef"]
 
 
 def test_a_batch_of_one(tmp_path: Path) -> None:
     with dag_of_one_model(tmp_path, SIZES, 1) as model:
-        assert told(texts_of(model, "a", "b")) == ["a@1", "b@1"]
+        assert answers_in(texts_of(model, "a", "b")) == ["a@1", "b@1"]
 
 
 def test_the_window_ends(tmp_path: Path) -> None:
     with dag_of_one_model(tmp_path, SIZES, 100, timeout_us=1) as model:
-        assert told(texts_of(model, "a")) == ["a@1"]
+        assert answers_in(texts_of(model, "a")) == ["a@1"]
 
 
 def test_why_batches_were_closed_is_counted(tmp_path: Path) -> None:
     with dag_of_one_model(tmp_path / "full", SIZES, 2) as model:
         texts_of(model, *"abcd")
         assert list(model.own_batches) == ["m-1.0.0"]
-        assert counted(model) == {"full": 2, "batched_requests": 4, "batched_rows": 4}
+        assert batch_counts(model) == {"full": 2, "batched_requests": 4, "batched_rows": 4}
     with dag_of_one_model(tmp_path / "window", SIZES, 100, timeout_us=1) as model:
         texts_of(model, "a")
-        assert counted(model) == {"delay": 1, "batched_requests": 1, "batched_rows": 1}
+        assert batch_counts(model) == {"delay": 1, "batched_requests": 1, "batched_rows": 1}
 
 
 def test_a_batch_is_not_waited_for_when_a_deadline_is_near(
@@ -135,25 +135,25 @@ def test_a_batch_is_not_waited_for_when_a_deadline_is_near(
         call = GrpsCall(GrpsMessage(str_data="a"))
         call.deadline = time.monotonic() + PATIENCE
         assert answer_of(model.infer({}, call)) == "a@1"
-        assert counted(model)["deadline"] == 1
+        assert batch_counts(model)["deadline"] == 1
 
 
 def test_what_one_batch_does_not_take_is_in_the_next(tmp_path: Path) -> None:
     with dag_of_one_model(tmp_path, SIZES, 3, timeout_us=100_000) as model:
-        answers = dict(answer.split("@") for answer in told(texts_of(model, *"abcdefg")))
+        answers = dict(answer.split("@") for answer in answers_in(texts_of(model, *"abcdefg")))
         assert sorted(answers) == list("abcdefg")
         assert set(answers.values()) <= {"1", "2", "3"}
-        assert counted(model)["batched_requests"] == 7
+        assert batch_counts(model)["batched_requests"] == 7
 
 
 def test_a_batch_is_no_larger_than_the_pool(tmp_path: Path) -> None:
     with dag_of_one_model(tmp_path, SIZES, 100, max_concurrency=2) as model:
-        assert told(texts_of(model, *"abcd")) == [f"{text}@2" for text in "abcd"]
+        assert answers_in(texts_of(model, *"abcd")) == [f"{text}@2" for text in "abcd"]
 
 
 def test_a_window_of_any_length_is_waited_for(tmp_path: Path) -> None:
     with dag_of_one_model(tmp_path, SIZES, 2, timeout_us=10**18) as model:
-        assert told(texts_of(model, *"ab")) == ["a@2", "b@2"]
+        assert answers_in(texts_of(model, *"ab")) == ["a@2", "b@2"]
 
 
 def test_when_nothing_can_be_decided_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +163,7 @@ def test_when_nothing_can_be_decided_the_others_go_on(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(thread_queue, "form", fail)
     with dag_of_one_model(tmp_path, SIZES, 2) as model:
-        outcomes = told(texts_of(model, *"abc"))
+        outcomes = answers_in(texts_of(model, *"abc"))
         assert sorted("none left" in outcome for outcome in outcomes) == [False, False, True]
 
 
@@ -178,7 +178,7 @@ def test_nothing_holds_a_request_that_is_over(tmp_path: Path) -> None:
             gc.enable()
 
 
-def counted(model: Any) -> dict[str, float]:
+def batch_counts(model: Any) -> dict[str, float]:
     (counts,) = model.own_batches.values()
     return {reading.labels.get("reason", reading.name): reading.value for reading in counts.readings()}
 
@@ -225,13 +225,16 @@ converter_register.register("numbers", Numbers())
     numbers = entry(converter_type="customized", converter_name="numbers", batching=batched(2, NEVER))
     files = {"src/customized_converter.py": IMPORTS + converter}
     with opened(in_dag(tmp_path, DOUBLES, numbers, files=files)) as model:
-        assert told(texts_of(model, "1", "2")) == ["2@2", "4@2!"]
-        assert told(texts_of(model, "bad", "2")) == ["no number", "4@2!"]
+        assert answers_in(texts_of(model, "1", "2")) == ["2@2", "4@2!"]
+        assert answers_in(texts_of(model, "bad", "2")) == ["no number", "4@2!"]
         ran = list(own_module().ran)
         # With an error in every context the inferer is not called.
-        assert told(texts_of(model, "bad", "bad")) == ["no number"] * 2
+        assert answers_in(texts_of(model, "bad", "bad")) == ["no number"] * 2
         assert own_module().ran == ran
-        assert told(texts_of(model, "1", "x")) == ["ValueError: invalid literal for int() with base 10: 'x'"] * 2
+        assert (
+            answers_in(texts_of(model, "1", "x"))
+            == ["ValueError: invalid literal for int() with base 10: 'x'"] * 2
+        )
 
 
 @pytest.mark.parametrize(
@@ -248,7 +251,7 @@ converter_register.register("numbers", Numbers())
 def test_what_members_are_told(tmp_path: Path, texts: list[str], expected: list[str]) -> None:
     with dag_of_one_model(tmp_path, ODD, 2) as model:
         outcomes = texts_of(model, *texts)
-        assert told(outcomes) == expected
+        assert answers_in(outcomes) == expected
         # An exception goes through one thread only.
         errors = [outcome[1] for _, outcome in outcomes if isinstance(outcome, tuple)]
         assert len({id(error) for error in errors}) == len(errors)
@@ -256,13 +259,16 @@ def test_what_members_are_told(tmp_path: Path, texts: list[str], expected: list[
 
 def test_fewer_outputs_than_members(tmp_path: Path) -> None:
     with dag_of_one_model(tmp_path, ODD, 2) as model:
-        assert sorted(told(texts_of(model, "fewer", "fewer"))) == ["Output type must be GrpsMessage.", "fewer@2"]
+        assert sorted(answers_in(texts_of(model, "fewer", "fewer"))) == [
+            "Output type must be GrpsMessage.",
+            "fewer@2",
+        ]
 
 
 def test_without_batch_methods(tmp_path: Path) -> None:
     with dag_of_one_model(tmp_path, SINGLE, 1) as model:
         text = "NotImplementedError: Single has no batch_infer, which dynamic batching needs"
-        assert told(texts_of(model, "a")) == [text]
+        assert answers_in(texts_of(model, "a")) == [text]
 
 
 @pytest.mark.parametrize("final_first", [True, False])
@@ -302,12 +308,12 @@ class LeavesInTheQueue(GrpsCall):
 
 def test_a_member_whose_caller_left_is_skipped(tmp_path: Path) -> None:
     with dag_of_one_model(tmp_path, SIZES, 3) as model, threads(3) as pool:
-        gone = pool.submit(model.infer, {}, LeavesInTheQueue())
+        cancelled = pool.submit(model.infer, {}, LeavesInTheQueue())
         others = [pool.submit(model.infer, {}, GrpsCall(GrpsMessage(str_data=text))) for text in "ab"]
         with pytest.raises(Cancelled):
-            result(gone)
+            result(cancelled)
         assert [answer_of(result(other)) for other in others] == ["a@2", "b@2"]
-        assert counted(model)["batched_requests"] == 2
+        assert batch_counts(model)["batched_requests"] == 2
 
 
 class ExpiresInTheQueue(LeavesInTheQueue):
@@ -336,7 +342,7 @@ def test_nothing_runs_when_all_callers_left(tmp_path: Path) -> None:
             with pytest.raises(Cancelled):
                 result(future)
         assert own_module().ran == []
-        assert told(texts_of(model, "a", "b")) == ["a@2", "b@2"]
+        assert answers_in(texts_of(model, "a", "b")) == ["a@2", "b@2"]
 
 
 def test_several_batches_run_at_the_same_time(tmp_path: Path) -> None:
@@ -356,10 +362,10 @@ class Meets(Base):
 inferer_register.register("inferer", Meets())
 """
     with dag_of_one_model(tmp_path, code, 2) as model:
-        assert told(texts_of(model, *"abcd")) == list("abcd")
+        assert answers_in(texts_of(model, *"abcd")) == list("abcd")
 
 
 def test_batches_are_no_larger_than_the_pool(tmp_path: Path) -> None:
     with dag_of_one_model(tmp_path, SIZES, 100, timeout_us=1000, max_concurrency=2) as model:
-        outcomes = told(texts_of(model, *"abcdef"))
+        outcomes = answers_in(texts_of(model, *"abcdef"))
         assert {int(outcome.partition("@")[2]) for outcome in outcomes} <= {1, 2}

@@ -34,14 +34,14 @@ def logging_at_info() -> Iterator[None]:
 
 
 def test_lines_and_their_files(tmp_path: Path) -> None:
-    def say() -> None:
+    def write_lines() -> None:
         logging.getLogger(SERVER_LOGGER).info("from the project's logger")
         logging.getLogger("triglot.server").critical("cannot start: %s", "no GPU ✗")
         logging.getLogger(USER_LOGGER).warning("from the project's clogger")
         logging.getLogger(USER_LOGGER).debug("too much")
 
     with logging_at_info(), log_files(tmp_path, settings(tmp_path)) as folder:
-        thread = threading.Thread(target=say, name="worker-3")
+        thread = threading.Thread(target=write_lines, name="worker-3")
         thread.start()
         thread.join()
     assert folder == tmp_path / "logs"

@@ -279,10 +279,10 @@ inferer_register.register("inferer", Held())
             assert not inside.acquire(blocking=False)
             gate.set()
             assert [result(future) for future in held] == ["a", "b"]
-        gone = GrpsCall()
-        gone.cancel()
+        cancelled = GrpsCall()
+        cancelled.cancel()
         with pytest.raises(Cancelled):
-            models[1].infer({}, gone)
+            models[1].infer({}, cancelled)
         assert ask(models[0], "again") == "again"
     finally:
         for model in models:

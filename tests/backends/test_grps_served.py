@@ -170,8 +170,8 @@ async def test_an_error_of_customised_http_is_counted(tmp_path: Path) -> None:
     async with served(write_project(tmp_path, HTTP, interface=interface)) as server:
         assert await server.ask("GET", "/mine?m=error") == (200, b"")
         text = (await server.ask("GET", "/metrics"))[1].decode()
-        counted = [line for line in text.splitlines() if "predict" in line and "requests_total" in line]
-        assert [line for line in counted if 'code="INTERNAL"' in line], text
+        count_lines = [line for line in text.splitlines() if "predict" in line and "requests_total" in line]
+        assert [line for line in count_lines if 'code="INTERNAL"' in line], text
 
 
 @pytest.mark.parametrize("many", [2000, 20_000])

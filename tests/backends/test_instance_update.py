@@ -23,7 +23,7 @@ input [ { name: "X" data_type: TYPE_INT32 dims: [ -1 ] } ]
 output [ { name: "Y" data_type: TYPE_INT32 dims: [ -1 ] } ]
 """
 BATCHED = CONFIG + "max_batch_size: 8\ndynamic_batching { }\n"
-COUNTED = """
+REPORTING = """
 import probe
 
 class TritonPythonModel:
@@ -43,20 +43,20 @@ class TritonPythonModel:
     def finalize(self):
         probe.seen.append(("finalize", *self.name))
 """
-DECOUPLED = COUNTED.replace(
+DECOUPLED = REPORTING.replace(
     "return [self.answer(request) for request in requests]",
     """for request in requests:
             sender = request.get_response_sender()
             sender.send(self.answer(request), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)""",
 )
 FORMS = {
-    "one by one": (COUNTED, CONFIG),
-    "batched": (COUNTED, BATCHED),
+    "one by one": (REPORTING, CONFIG),
+    "batched": (REPORTING, BATCHED),
     "decoupled": (DECOUPLED, CONFIG + "model_transaction_policy { decoupled: true }\n"),
 }
 
 
-class CountedModel:
+class ReportingModel:
     """A model under explicit control, and what its instances have done."""
 
     def __init__(self, client: GrpcClient, folder: Path, probe: Any, config: str) -> None:
@@ -82,121 +82,121 @@ class CountedModel:
     def calls(self, name: str) -> int:
         return sum(event[0] == name for event in self.probe.seen)
 
-    def there(self) -> list[tuple[str, str, str]]:
+    def running(self) -> list[tuple[str, str, str]]:
         """The instances that have been initialized and not finalized."""
-        there = [event[1:] for event in self.probe.seen if event[0] == "initialize"]
+        running = [event[1:] for event in self.probe.seen if event[0] == "initialize"]
         for event in self.probe.seen:
             if event[0] == "finalize":
-                there.remove(event[1:])
-        return sorted(there)
+                running.remove(event[1:])
+        return sorted(running)
 
 
 @asynccontextmanager
-async def counted_model(
+async def reporting_model(
     monkeypatch: pytest.MonkeyPatch, folder: Path, code: str, config: str, **options: Any
-) -> AsyncIterator[CountedModel]:
+) -> AsyncIterator[ReportingModel]:
     probe = in_common(monkeypatch)
     probe.initializing = probe.executing = lambda: None
     model = write_model(folder, "counted", code, config)
     async with serving(folder, model_control_mode="explicit", **options) as client:
-        yield CountedModel(client, model, probe, config)
+        yield ReportingModel(client, model, probe, config)
 
 
 @pytest.mark.parametrize("form", FORMS)
 async def test_instances_come_and_go(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, form: str) -> None:
-    async with counted_model(monkeypatch, tmp_path, *FORMS[form]) as counted:
-        await counted.load("count: 3 kind: KIND_CPU")
-        assert await counted.counts() == (3, 0)
-        await counted.load("count: 4 kind: KIND_CPU")
-        assert await counted.counts() == (4, 0)
-        await counted.load("count: 2 kind: KIND_CPU")
-        assert await counted.counts() == (4, 2)
-        await counted.load("count: 3 kind: KIND_CPU")
-        assert await counted.counts() == (5, 2)
-        assert len(set(counted.there())) == 3
-        counted.client.server.manager.unload_model("counted")
-        await until(lambda: counted.calls("finalize") == 5)
-    assert counted.there() == []
+    async with reporting_model(monkeypatch, tmp_path, *FORMS[form]) as model:
+        await model.load("count: 3 kind: KIND_CPU")
+        assert await model.counts() == (3, 0)
+        await model.load("count: 4 kind: KIND_CPU")
+        assert await model.counts() == (4, 0)
+        await model.load("count: 2 kind: KIND_CPU")
+        assert await model.counts() == (4, 2)
+        await model.load("count: 3 kind: KIND_CPU")
+        assert await model.counts() == (5, 2)
+        assert len(set(model.running())) == 3
+        model.client.server.manager.unload_model("counted")
+        await until(lambda: model.calls("finalize") == 5)
+    assert model.running() == []
 
 
 async def test_names_and_groups_make_no_difference(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    async with counted_model(monkeypatch, tmp_path, COUNTED, CONFIG) as counted:
-        await counted.load('name: "one" count: 3 kind: KIND_CPU')
-        await counted.load('name: "a" count: 1 kind: KIND_CPU', 'name: "b" count: 2 kind: KIND_CPU')
-        assert await counted.counts() == (3, 0)
-        await counted.load("count: 1 kind: KIND_CPU")
-        await counted.load("count: 0 kind: KIND_CPU")  # Which is one.
-        assert await counted.counts() == (3, 2)
+    async with reporting_model(monkeypatch, tmp_path, REPORTING, CONFIG) as model:
+        await model.load('name: "one" count: 3 kind: KIND_CPU')
+        await model.load('name: "a" count: 1 kind: KIND_CPU', 'name: "b" count: 2 kind: KIND_CPU')
+        assert await model.counts() == (3, 0)
+        await model.load("count: 1 kind: KIND_CPU")
+        await model.load("count: 0 kind: KIND_CPU")  # Which is one.
+        assert await model.counts() == (3, 2)
 
 
 @pytest.mark.parametrize("form", FORMS)
 async def test_a_configuration_that_is_sent_back(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, form: str
 ) -> None:
-    async with counted_model(monkeypatch, tmp_path, *FORMS[form]) as counted:
-        await counted.load("count: 1 kind: KIND_CPU")
-        manager = counted.client.server.manager
+    async with reporting_model(monkeypatch, tmp_path, *FORMS[form]) as model:
+        await model.load("count: 1 kind: KIND_CPU")
+        manager = model.client.server.manager
         message = completed(manager.loaded(manager.registry.servable("counted")))
         for count in (2, 3, 1):
             message.instance_group[0].count = count
             text = json_format.MessageToJson(message, preserving_proto_field_name=True)
             await manager.load_model("counted", text)
-        assert await counted.counts() == (3, 2)
+        assert await model.counts() == (3, 2)
         message.parameters["another"].string_value = "one"
         message.instance_group[0].count = 2
         await manager.load_model("counted", json_format.MessageToJson(message, preserving_proto_field_name=True))
-        await until(lambda: counted.calls("finalize") == 3)
-        assert await counted.counts() == (5, 3)
+        await until(lambda: model.calls("finalize") == 3)
+        assert await model.counts() == (5, 3)
 
 
 async def test_the_devices_say_which_instances_go(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    async with counted_model(monkeypatch, tmp_path, COUNTED, CONFIG) as counted:
-        await counted.load("count: 2 kind: KIND_CPU", "count: 1 kind: KIND_GPU gpus: [ 0 ]")
-        assert await counted.counts() == (3, 0)
-        await counted.load("count: 1 kind: KIND_CPU", "count: 3 kind: KIND_GPU gpus: [ 0 ]")
-        assert await counted.counts() == (5, 1)
-        await counted.load("count: 2 kind: KIND_GPU gpus: [ 0 ]", "count: 2 kind: KIND_CPU")
-        assert await counted.counts() == (6, 2)
-        assert [instance[1:] for instance in counted.there()].count(("GPU", "0")) == 2
+    async with reporting_model(monkeypatch, tmp_path, REPORTING, CONFIG) as model:
+        await model.load("count: 2 kind: KIND_CPU", "count: 1 kind: KIND_GPU gpus: [ 0 ]")
+        assert await model.counts() == (3, 0)
+        await model.load("count: 1 kind: KIND_CPU", "count: 3 kind: KIND_GPU gpus: [ 0 ]")
+        assert await model.counts() == (5, 1)
+        await model.load("count: 2 kind: KIND_GPU gpus: [ 0 ]", "count: 2 kind: KIND_CPU")
+        assert await model.counts() == (6, 2)
+        assert [instance[1:] for instance in model.running()].count(("GPU", "0")) == 2
 
 
 async def test_what_else_differs_is_loaded_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    async with counted_model(monkeypatch, tmp_path, COUNTED, CONFIG) as counted:
-        await counted.load("count: 2 kind: KIND_CPU")
-        await counted.load("count: 3 kind: KIND_CPU", more='parameters { key: "a" value { string_value: "b" } }\n')
-        await until(lambda: counted.calls("finalize") == 2)
-        assert await counted.counts() == (5, 2)
-        file = counted.folder / "1" / "model.py"
+    async with reporting_model(monkeypatch, tmp_path, REPORTING, CONFIG) as model:
+        await model.load("count: 2 kind: KIND_CPU")
+        await model.load("count: 3 kind: KIND_CPU", more='parameters { key: "a" value { string_value: "b" } }\n')
+        await until(lambda: model.calls("finalize") == 2)
+        assert await model.counts() == (5, 2)
+        file = model.folder / "1" / "model.py"
         file.write_text(file.read_text() + "\n# another\n")
-        await counted.load("count: 4 kind: KIND_CPU", more='parameters { key: "a" value { string_value: "b" } }\n')
-        await until(lambda: counted.calls("finalize") == 5)
-        assert await counted.counts() == (9, 5)
+        await model.load("count: 4 kind: KIND_CPU", more='parameters { key: "a" value { string_value: "b" } }\n')
+        await until(lambda: model.calls("finalize") == 5)
+        assert await model.counts() == (9, 5)
 
 
 async def test_an_instance_comes_while_the_others_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    async with counted_model(monkeypatch, tmp_path, COUNTED, CONFIG) as counted:
-        await counted.load("count: 1 kind: KIND_CPU")
-        counted.probe.executing = lambda: (counted.probe.begun.set(), counted.probe.returned.wait(30))
-        first = asyncio.create_task(counted.client.infer("counted", {"X": ints(1)}))
-        assert await asyncio.to_thread(counted.probe.begun.wait, 30)
-        second = asyncio.create_task(counted.client.infer("counted", {"X": ints(2)}))
-        counted.probe.executing = lambda: None
-        await counted.load("count: 2 kind: KIND_CPU")
+    async with reporting_model(monkeypatch, tmp_path, REPORTING, CONFIG) as model:
+        await model.load("count: 1 kind: KIND_CPU")
+        model.probe.executing = lambda: (model.probe.begun.set(), model.probe.returned.wait(30))
+        first = asyncio.create_task(model.client.infer("counted", {"X": ints(1)}))
+        assert await asyncio.to_thread(model.probe.begun.wait, 30)
+        second = asyncio.create_task(model.client.infer("counted", {"X": ints(2)}))
+        model.probe.executing = lambda: None
+        await model.load("count: 2 kind: KIND_CPU")
         await second  # It waited for the first one's instance, and has another now.
         assert not first.done()
-        counted.probe.returned.set()
+        model.probe.returned.set()
         await first
 
 
 async def test_calls_go_on_while_an_instance_comes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    async with counted_model(monkeypatch, tmp_path, COUNTED, CONFIG) as counted:
-        await counted.load("count: 1 kind: KIND_CPU")
-        counted.probe.initializing = lambda: (counted.probe.begun.set(), counted.probe.returned.wait(30))
-        loading = asyncio.create_task(counted.load("count: 2 kind: KIND_CPU"))
-        assert await asyncio.to_thread(counted.probe.begun.wait, 30)
-        assert await counted.counts() == (2, 0)
+    async with reporting_model(monkeypatch, tmp_path, REPORTING, CONFIG) as model:
+        await model.load("count: 1 kind: KIND_CPU")
+        model.probe.initializing = lambda: (model.probe.begun.set(), model.probe.returned.wait(30))
+        loading = asyncio.create_task(model.load("count: 2 kind: KIND_CPU"))
+        assert await asyncio.to_thread(model.probe.begun.wait, 30)
+        assert await model.counts() == (2, 0)
         assert not loading.done()
-        counted.probe.returned.set()
+        model.probe.returned.set()
         await loading
 
 
@@ -205,46 +205,46 @@ async def test_an_instance_that_fails_leaves_the_others(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, form: str
 ) -> None:
     def fails_at_last() -> None:
-        if counted.calls("initialize") == 4:
+        if model.calls("initialize") == 4:
             raise RuntimeError("no room left")
 
-    async with counted_model(monkeypatch, tmp_path, *FORMS[form]) as counted:
-        await counted.load("count: 2 kind: KIND_CPU")
-        counted.probe.initializing = fails_at_last
+    async with reporting_model(monkeypatch, tmp_path, *FORMS[form]) as model:
+        await model.load("count: 2 kind: KIND_CPU")
+        model.probe.initializing = fails_at_last
         with pytest.raises(Exception, match="no room left"):
-            await counted.load("count: 4 kind: KIND_CPU")
-        assert await counted.counts() == (4, 1)
-        counted.probe.initializing = lambda: None
-        await counted.load("count: 3 kind: KIND_CPU")
-        assert await counted.counts() == (5, 1)
+            await model.load("count: 4 kind: KIND_CPU")
+        assert await model.counts() == (4, 1)
+        model.probe.initializing = lambda: None
+        await model.load("count: 3 kind: KIND_CPU")
+        assert await model.counts() == (5, 1)
 
 
 @pytest.mark.parametrize("form", FORMS)
 async def test_a_change_that_was_given_up_is_a_load(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, form: str
 ) -> None:
-    async with counted_model(monkeypatch, tmp_path, *FORMS[form], load_timeout=0.5) as counted:
-        await counted.load("count: 1 kind: KIND_CPU")
-        counted.probe.initializing = lambda: counted.probe.returned.wait(30)
+    async with reporting_model(monkeypatch, tmp_path, *FORMS[form], load_timeout=0.5) as model:
+        await model.load("count: 1 kind: KIND_CPU")
+        model.probe.initializing = lambda: model.probe.returned.wait(30)
         with pytest.raises(Exception, match=r"loading took longer than load_timeout, 0\.5 s"):
-            await counted.load("count: 2 kind: KIND_CPU")
-        assert (await counted.counts())[1] == 0
-        counted.probe.initializing = lambda: None
-        counted.probe.returned.set()
-        await counted.load("count: 3 kind: KIND_CPU")
-        await until(lambda: counted.calls("finalize") == 2)
-        assert await counted.counts() == (5, 2)
+            await model.load("count: 2 kind: KIND_CPU")
+        assert (await model.counts())[1] == 0
+        model.probe.initializing = lambda: None
+        model.probe.returned.set()
+        await model.load("count: 3 kind: KIND_CPU")
+        await until(lambda: model.calls("finalize") == 2)
+        assert await model.counts() == (5, 2)
 
 
 async def test_a_configuration_that_is_wrong_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    async with counted_model(monkeypatch, tmp_path, COUNTED, CONFIG) as counted:
-        await counted.load("count: 3 kind: KIND_CPU")
+    async with reporting_model(monkeypatch, tmp_path, REPORTING, CONFIG) as model:
+        await model.load("count: 3 kind: KIND_CPU")
         with pytest.raises(Exception, match="instance_group"):
-            await counted.load("--- invalid ---")
-        await counted.load("count: 2 kind: KIND_CPU")
-        assert await counted.counts() == (3, 1)
+            await model.load("--- invalid ---")
+        await model.load("count: 2 kind: KIND_CPU")
+        assert await model.counts() == (3, 1)
 
 
 SEQUENCES = """
@@ -258,7 +258,7 @@ sequence_batching {
 }
 """
 SUMMING = (
-    COUNTED.replace(
+    REPORTING.replace(
         'Y", x + 1)',
         'Y", self.sum(request, x))',
     )
@@ -274,33 +274,33 @@ SUMMING = (
 async def test_sequences_go_on_where_they_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     async def send(sequence_id: int, value: int, *, start: bool = False, end: bool = False) -> int:
         parameters = {"sequence_id": sequence_id, "sequence_start": start, "sequence_end": end}
-        reply = await counted.client.infer("counted", {"X": ints(value)[None]}, parameters=parameters)
+        reply = await model.client.infer("counted", {"X": ints(value)[None]}, parameters=parameters)
         return int(reply.outputs["Y"].item())
 
-    async with counted_model(monkeypatch, tmp_path, SUMMING, SEQUENCES) as counted:
-        await counted.load("count: 2 kind: KIND_CPU")
+    async with reporting_model(monkeypatch, tmp_path, SUMMING, SEQUENCES) as model:
+        await model.load("count: 2 kind: KIND_CPU")
         assert [await send(1, 10, start=True), await send(2, 20, start=True)] == [10, 20]
         waiting = asyncio.create_task(send(3, 30, start=True))  # For a slot.
-        await counted.load("count: 3 kind: KIND_CPU")
+        await model.load("count: 3 kind: KIND_CPU")
         assert await waiting == 30
-        await counted.load("count: 1 kind: KIND_CPU")
+        await model.load("count: 1 kind: KIND_CPU")
         assert [await send(1, 1), await send(2, 2), await send(3, 3)] == [11, 22, 33]
-        assert (counted.calls("initialize"), counted.calls("finalize")) == (3, 0)
+        assert (model.calls("initialize"), model.calls("finalize")) == (3, 0)
         assert await send(3, 1, end=True) == 34
-        await until(lambda: counted.calls("finalize") == 1)
+        await until(lambda: model.calls("finalize") == 1)
         assert [await send(2, 1, end=True), await send(1, 1, end=True)] == [23, 12]
-        await until(lambda: counted.calls("finalize") == 2)
-        assert len(counted.there()) == 1
+        await until(lambda: model.calls("finalize") == 2)
+        assert len(model.running()) == 1
         assert await send(4, 5, start=True) == 5
         waiting = asyncio.create_task(send(5, 6, start=True))
-        await counted.load("count: 2 kind: KIND_CPU")
+        await model.load("count: 2 kind: KIND_CPU")
         assert await waiting == 6
-        assert (counted.calls("initialize"), counted.calls("finalize")) == (4, 2)
-        await counted.load("count: 1 kind: KIND_CPU")
+        assert (model.calls("initialize"), model.calls("finalize")) == (4, 2)
+        await model.load("count: 1 kind: KIND_CPU")
         # Unloaded while an instance is to go when its sequence is over.
-        counted.client.server.manager.unload_model("counted")
+        model.client.server.manager.unload_model("counted")
         assert [await send(4, 1, end=True), await send(5, 1, end=True)] == [6, 7]
-        await until(lambda: counted.calls("finalize") == 4)
+        await until(lambda: model.calls("finalize") == 4)
 
 
 PLAIN = """
@@ -353,19 +353,19 @@ async def test_models_of_our_own(tmp_path: Path, execution: str) -> None:
 
 
 async def test_unloading_while_an_instance_is_to_go(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    async with counted_model(monkeypatch, tmp_path, COUNTED, CONFIG) as counted:
-        await counted.load("count: 1 kind: KIND_CPU")
-        counted.probe.executing = lambda: (counted.probe.begun.set(), counted.probe.returned.wait(30))
-        running = asyncio.create_task(counted.client.infer("counted", {"X": ints(1)}))
-        assert await asyncio.to_thread(counted.probe.begun.wait, 30)
-        await counted.load("count: 2 kind: KIND_CPU")
-        leaving = asyncio.create_task(counted.load("count: 1 kind: KIND_GPU gpus: [ 0 ]"))
-        await until(lambda: counted.calls("initialize") == 3)
-        counted.client.server.manager.unload_model("counted")
-        counted.probe.returned.set()
+    async with reporting_model(monkeypatch, tmp_path, REPORTING, CONFIG) as model:
+        await model.load("count: 1 kind: KIND_CPU")
+        model.probe.executing = lambda: (model.probe.begun.set(), model.probe.returned.wait(30))
+        running = asyncio.create_task(model.client.infer("counted", {"X": ints(1)}))
+        assert await asyncio.to_thread(model.probe.begun.wait, 30)
+        await model.load("count: 2 kind: KIND_CPU")
+        leaving = asyncio.create_task(model.load("count: 1 kind: KIND_GPU gpus: [ 0 ]"))
+        await until(lambda: model.calls("initialize") == 3)
+        model.client.server.manager.unload_model("counted")
+        model.probe.returned.set()
         await running
         with pytest.raises(Exception, match="was unloaded"):
             await leaving
-        await until(lambda: counted.calls("finalize") == 3)
+        await until(lambda: model.calls("finalize") == 3)
         with pytest.raises(grpc.aio.AioRpcError, match="counted"):
-            await counted.counts()
+            await model.counts()

@@ -133,9 +133,9 @@ async def test_a_model_of_the_v2_protocol(tmp_path: Path, binary: bool) -> None:
         assert answer.outputs["said"].item() == "seven mine None 3 blueé".encode()
         assert answer.parameters == {"took": 0.5}
         body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [[1, 2]]}], "id": "a"}
-        status, told = await post(client, "/v2/models/mine/infer", body)
-        assert (status, told["outputs"][0]["data"]) == (200, [2, 4])
-        assert told["outputs"][1]["data"] == ["a mine me None None"]
+        status, document = await post(client, "/v2/models/mine/infer", body)
+        assert (status, document["outputs"][0]["data"]) == (200, [2, 4])
+        assert document["outputs"][1]["data"] == ["a mine me None None"]
 
 
 async def test_a_name_of_ones_own(tmp_path: Path) -> None:
@@ -175,11 +175,11 @@ async def test_errors_and_calls_at_the_same_time(tmp_path: Path) -> None:
 
 async def test_a_model_of_the_v1_protocol(tmp_path: Path) -> None:
     async with serving(write(tmp_path, V1)) as client:
-        told = await post(client, "/v1/models/mine:predict", {"instances": [[1, 2], [3, 4]]})
-        assert told == (200, {"predictions": [[2.0, 4.0], [6.0, 8.0]]})
-        status, told_of = await post(client, "/v1/models/mine:predict", {"instances": [[]]})
+        answer = await post(client, "/v1/models/mine:predict", {"instances": [[1, 2], [3, 4]]})
+        assert answer == (200, {"predictions": [[2.0, 4.0], [6.0, 8.0]]})
+        status, document = await post(client, "/v1/models/mine:predict", {"instances": [[]]})
         assert status == 500
-        assert "expected a dict with 'predictions'" in str(told_of)
+        assert "expected a dict with 'predictions'" in str(document)
 
 
 @pytest.mark.parametrize(

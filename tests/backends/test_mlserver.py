@@ -117,15 +117,15 @@ async def request_seen(client: GrpcClient, **more: Any) -> dict[str, Any]:
     answer = await client.infer("mine", {"x": X, "names": text("é")}, **more)
     assert (answer.outputs["y"] == X * 2).all()
     assert answer.parameters == {"took": 0.5}
-    told: dict[str, Any] = json.loads(answer.outputs["said"].item())
-    return told
+    seen: dict[str, Any] = json.loads(answer.outputs["said"].item())
+    return seen
 
 
 async def test_a_class_in_a_model_py(tmp_path: Path) -> None:
     path = write(tmp_path)
     async with serving(path) as client:
-        told = await request_seen(client, id="seven", parameters={"mine": 3})
-        assert told == {
+        seen = await request_seen(client, id="seven", parameters={"mine": 3})
+        assert seen == {
             "id": "seven",
             "name": "mine",
             "version": "3",
@@ -138,8 +138,8 @@ async def test_a_class_in_a_model_py(tmp_path: Path) -> None:
         }
         assert (await request_seen(client, input_parameters={"x": {"tag": "blue"}}))["tag"] == "blue"
         of_x = {"x": {"content_type": 5}}
-        code, told_wrong = await client.failure("mine", {"x": X, "names": text("é")}, input_parameters=of_x)
-        assert (code, "content_type" in told_wrong) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+        code, message = await client.failure("mine", {"x": X, "names": text("é")}, input_parameters=of_x)
+        assert (code, "content_type" in message) == (grpc.StatusCode.INVALID_ARGUMENT, True)
         assert not (path / "3" / "unloaded").exists()
     assert (path / "3" / "unloaded").exists()
 
@@ -170,10 +170,10 @@ SETTINGS = {
 async def test_its_settings(tmp_path: Path, name: str) -> None:
     path = write(tmp_path, name=name, settings=SETTINGS)
     async with serving(path) as client:
-        told = await request_seen(client)
+        seen = await request_seen(client)
         expected = {"name": "theirs", "version": "v7", "extra": {"a": 1}, "names": ["é"]}
-        assert {key: told[key] for key in expected} == expected
-        assert os.path.samefile(told["uri"], path / "3")  # noqa: ASYNC240, PTH121 - once.
+        assert {key: seen[key] for key in expected} == expected
+        assert os.path.samefile(seen["uri"], path / "3")  # noqa: ASYNC240, PTH121 - once.
         code, error = await client.failure("mine", {"x": X[0], "names": text("a")})
         assert code is grpc.StatusCode.INVALID_ARGUMENT
         assert "x" in error

@@ -104,12 +104,12 @@ def test_bf16_beside_strings_is_refused(tmp_path: Path) -> None:
 TEXTS = [b"ok", b"\xff", b"", b"caf\xe9, and longer than a std::string keeps in itself \xfe", "größe".encode()]
 
 
-def save_texts(file: Path, *, beside_text: bool = False) -> Path:
+def save_texts(file: Path, *, with_text: bool = False) -> Path:
     """`y` is the elements of TEXTS at `i`."""
     table = TensorProto(name="t", data_type=TensorProto.STRING, dims=[len(TEXTS)], string_data=TEXTS)
     nodes = [node("Constant", [], ["table"], value=table), node("Gather", ["table", "i"], ["y"])]
     inputs, outputs = [value("i", INT64, None)], [value("y", TensorProto.STRING, None)]
-    if beside_text:
+    if with_text:
         nodes.append(node("Identity", ["x"], ["z"]))
         inputs.append(value("x", TensorProto.STRING, ["n"]))
         outputs.append(value("z", TensorProto.STRING, ["n"]))
@@ -137,7 +137,7 @@ async def test_output_text_that_is_not_utf8_over_rest(tmp_path: Path) -> None:
 
 
 def test_output_text_that_is_not_utf8_beside_text_inputs(tmp_path: Path) -> None:
-    model = load(save_texts(tmp_path / "model.onnx", beside_text=True))
+    model = load(save_texts(tmp_path / "model.onnx", with_text=True))
     text = object_array([b"a"], (1,))
     with pytest.raises(Internal, match=r"cannot return text that is not UTF-8 beside inputs of strings"):
         model.infer({"i": np.array([1]), "x": text})

@@ -75,7 +75,7 @@ async def warnings(file: Path, caplog: pytest.LogCaptureFixture, **options: int)
         return [record.getMessage() for record in caplog.records]
 
 
-ALONE = "class Mine: dynamic_batching: ignored without max_batch_size; requests run one by one"
+UNBATCHED = "class Mine: dynamic_batching: ignored without max_batch_size; requests run one by one"
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ async def test_batching_that_joins_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, batching: str, more: str, noted: bool
 ) -> None:
     own = f"dynamic_batching = triglot.DynamicBatching({batching})\n    {more}"
-    assert await warnings(write(tmp_path, own), caplog) == ([ALONE] if noted else [])
+    assert await warnings(write(tmp_path, own), caplog) == ([UNBATCHED] if noted else [])
 
 
 @pytest.mark.parametrize(("size", "noted"), [(0, True), (1_000_000, False)])

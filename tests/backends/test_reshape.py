@@ -133,9 +133,9 @@ def test_there_and_back(parts: list[list[int]], data: st.DataObject, batch: bool
     first = [data.draw(st.integers(0, 2))] if batch else []
     shape = [*first, *(next(left) if dim == -1 else dim for dim in source)]
     array = np.arange(math.prod(shape)).reshape(shape)
-    there = Reshape(tuple(source), tuple(target), batch)(array)
-    assert (there.ndim, there.ravel().tolist()) == (len(target) + batch, array.ravel().tolist())
-    assert_array_equal(Reshape(tuple(target), tuple(source), batch)(there), array)
+    reshaped = Reshape(tuple(source), tuple(target), batch)(array)
+    assert (reshaped.ndim, reshaped.ravel().tolist()) == (len(target) + batch, array.ravel().tolist())
+    assert_array_equal(Reshape(tuple(target), tuple(source), batch)(reshaped), array)
 
 
 def test_what_is_not_of_that_shape_is_left() -> None:

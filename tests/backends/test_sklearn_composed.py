@@ -291,7 +291,7 @@ class Pick(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # It has no 
 
 
 WORDS = make_pipeline(FunctionTransformer(first_words), CountVectorizer())
-WHOLE_TEXTS: dict[str, Any] = {
+TEXT_COLUMNS: dict[str, Any] = {
     "union": FeatureUnion([("t", TfidfVectorizer()), ("s", FunctionTransformer(shapes))]),
     "union-of-steps": FeatureUnion([("s", FunctionTransformer(shapes)), ("w", WORDS)]),
     "union-of-unions": FeatureUnion(
@@ -301,10 +301,10 @@ WHOLE_TEXTS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", WHOLE_TEXTS)
+@pytest.mark.parametrize("name", TEXT_COLUMNS)
 def test_unions_of_text(tmp_path: Path, name: str) -> None:
     texts = FRAME["name"].tolist()
-    estimator = make_pipeline(WHOLE_TEXTS[name], DecisionTreeClassifier(random_state=1)).fit(texts, LABELS)
+    estimator = make_pipeline(TEXT_COLUMNS[name], DecisionTreeClassifier(random_state=1)).fit(texts, LABELS)
     model = load(tmp_path, estimator)
     assert described(model.inputs) == [("x", "BYTES", [-1])]
     np.testing.assert_array_equal(infer(model, x=texts), estimator.predict(texts))

@@ -209,8 +209,8 @@ def test_the_reason_of_a_failure(tmp_path: Path, source: str, text: str, caplog:
         model.infer({"a": fp32(1, 2), "b": fp32(1, 2, 3)})
     assert caught.value.message.startswith(f"PyTorch execute failure: {text}")
     assert "\n" not in caught.value.message
-    told, trace = (record for record in caplog.records if str(tmp_path / "model.pt") in record.message)
-    assert (told.levelname, told.message) == ("WARNING", f"{tmp_path / 'model.pt'}: {caught.value.message}")
+    warning, trace = (record for record in caplog.records if str(tmp_path / "model.pt") in record.message)
+    assert (warning.levelname, warning.message) == ("WARNING", f"{tmp_path / 'model.pt'}: {caught.value.message}")
     assert trace.levelname == "DEBUG"
     assert "Traceback of TorchScript" in trace.message
     (answer,) = model.infer({"a": fp32(1), "b": fp32(0)}).values()

@@ -110,9 +110,9 @@ def test_what_cannot_be_loaded(package: Path, tmp_path: Path) -> None:
     text = refused(package, config(["one"], ["less"]), Code.INVALID_ARGUMENT)
     assert text == "input: expected the program's INPUT__0, INPUT__1; got one: missing INPUT__1"
     damaged = tmp_path / "model.pt2"
-    with zipfile.ZipFile(package) as whole, zipfile.ZipFile(damaged, "w") as archive:
-        for name in whole.namelist():
-            archive.writestr(name, b"" if name.endswith(".so") else whole.read(name))
+    with zipfile.ZipFile(package) as original, zipfile.ZipFile(damaged, "w") as archive:
+        for name in original.namelist():
+            archive.writestr(name, b"" if name.endswith(".so") else original.read(name))
     assert refused(damaged).startswith("cannot load the AOTInductor package: ")
 
 

@@ -175,12 +175,12 @@ def test_instances_are_where_the_configuration_says(
 
 
 def test_a_program_that_was_saved_on_a_gpu(tmp_path: Path) -> None:
-    there = torch.full([1], 2.0, device="cuda")
+    on_gpu = torch.full([1], 2.0, device="cuda")
     scaled = forward("x: Tensor", "return x * self.weight")
-    file = script(tmp_path / "model.pt", scaled, weight=there)
+    file = script(tmp_path / "model.pt", scaled, weight=on_gpu)
     program = Program(lambda self, x: x + self.count + self.offset).cuda()
-    program.offset = there
-    moved = export(tmp_path / "model.pt2", program, there)
+    program.offset = on_gpu
+    moved = export(tmp_path / "model.pt2", program, on_gpu)
     for group, expected in ((WHERE_SAVED, "cuda:0"), (ON_GPU, "cuda:0"), (ON_CPU, "cpu")):
         for saved, answer in ((file, [6]), (moved, [5])):
             model = load(saved, config(["x"], ["y"], groups=[group]))

@@ -63,9 +63,9 @@ def taken() -> Iterator[Callable[[], int]]:
 @pytest.mark.parametrize("datatype", NUMERIC)
 def test_every_datatype_there_and_back(datatype: str) -> None:
     array = (np.arange(6) % 2).astype(DATATYPES[datatype].dtype).reshape(2, 3)
-    there = torch.from_dlpack(Tensor("X", array).to_dlpack()).cuda()
-    for value in (there, torch.utils.dlpack.to_dlpack(there), there.t().contiguous().t(), there[:, ::2]):
-        expected = array[:, ::2] if value is not there and tuple(getattr(value, "shape", ())) == (2, 2) else array
+    on_gpu = torch.from_dlpack(Tensor("X", array).to_dlpack()).cuda()
+    for value in (on_gpu, torch.utils.dlpack.to_dlpack(on_gpu), on_gpu.t().contiguous().t(), on_gpu[:, ::2]):
+        expected = array[:, ::2] if value is not on_gpu and tuple(getattr(value, "shape", ())) == (2, 2) else array
         back = Tensor.from_dlpack("Y", value)
         assert back.is_cpu()
         assert back.as_numpy().dtype == array.dtype

@@ -261,7 +261,7 @@ async def refused(path: Path, **options: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("write", "told"),
+    ("write", "problem"),
     [
         (lambda path: None, "No such file or directory"),
         (lambda path: path.write_bytes(b"none"), "file could not be opened successfully"),
@@ -270,17 +270,17 @@ async def refused(path: Path, **options: Any) -> str:
     ],
     ids=["nothing", "no archive", "an archive of something else", "a folder of something else"],
 )
-async def test_no_environment(write: object, told: str, tmp_path: Path) -> None:
+async def test_no_environment(write: object, problem: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     environment = tmp_path / "environment"
     write(environment)  # type: ignore[operator]  # One of those above.
     text = await refused(write_model(tmp_path, "own", SAYS, X_TO_Y + OWN_PYTHON.format(environment)))
     assert f"{environment}: not a usable Python environment: " in text
-    assert told in text
+    assert problem in text
 
 
 @pytest.mark.parametrize(
-    ("python", "told"),
+    ("python", "problem"),
     [
         ('echo "[[3, 10], []]"', "its Python is 3.10, expected 3.11 or newer"),
         ('echo "lib missing" >&2; exit 7', "bin/python exited with status 7: lib missing"),
@@ -292,14 +292,14 @@ async def test_no_environment(write: object, told: str, tmp_path: Path) -> None:
         ("echo hello", "not a usable Python environment: "),
     ],
 )
-async def test_a_python_that_cannot_run_it(python: str, told: str, tmp_path: Path) -> None:
+async def test_a_python_that_cannot_run_it(python: str, problem: str, tmp_path: Path) -> None:
     program = tmp_path / "environment" / "bin" / "python"
     program.parent.mkdir(parents=True)
     program.write_text(f"#!/bin/sh\n{python}\n")
     program.chmod(0o755)
     text = await refused(write_model(tmp_path, "own", SAYS, X_TO_Y + OWN_PYTHON.format(tmp_path / "environment")))
     assert text.startswith(f"{tmp_path / 'environment'}: ")
-    assert told in text
+    assert problem in text
 
 
 async def test_without_numpy(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from triton_served import GrpcClient, serving, text, write_model
 from triglot.model.metrics import ModelMetrics
 from waiting import until_found
 
-TOLD = """
+COUNTING_MODEL = """
 class TritonPythonModel:
     def initialize(self, args):
         self.counter = pb_utils.MetricFamily(
@@ -51,13 +51,13 @@ IN_A_PROCESS = '\nparameters { key: "execution" value { string_value: "process" 
 EXECUTION = pytest.mark.parametrize("config", [CONFIG, CONFIG + IN_A_PROCESS], ids=["thread", "process"])
 
 
-class Counted:
+class CountingClient:
     """A server whose model does what it is told."""
 
     def __init__(self, client: GrpcClient) -> None:
         self.client = client
 
-    async def say(self, code: str, model: str = "told") -> str:
+    async def run(self, code: str, model: str = "told") -> str:
         answer = await self.client.infer(model, {"CODE": text(code)})
         output: bytes = answer.outputs["SAID"].item()
         return output.decode()
@@ -83,18 +83,18 @@ def _key(sample: Any) -> str:
 
 
 @asynccontextmanager
-async def counted(folder: Path, config: str = CONFIG, name: str = "told") -> AsyncIterator[Counted]:
-    async with serving(write_model(folder, name, TOLD, config)) as client:
-        yield Counted(client)
+async def counting(folder: Path, config: str = CONFIG, name: str = "told") -> AsyncIterator[CountingClient]:
+    async with serving(write_model(folder, name, COUNTING_MODEL, config)) as client:
+        yield CountingClient(client)
 
 
 @EXECUTION
 async def test_a_counter_has_the_name_that_it_was_given(tmp_path: Path, config: str) -> None:
-    async with counted(tmp_path, config) as model:
+    async with counting(tmp_path, config) as model:
         assert 'my_requests{kind="a \\"b\\" \\n",model="told"} 0.0' in await model.page()
         for _ in range(3):
-            await model.say("self.requests.increment(2)")
-        assert await model.say("answer = self.requests.value()") == "6.0"
+            await model.run("self.requests.increment(2)")
+        assert await model.run("answer = self.requests.value()") == "6.0"
         page = await model.page()
         assert "# HELP my_requests Requests \\\\ of mine.\n# TYPE my_requests counter\n" in page
         assert 'my_requests{kind="a \\"b\\" \\n",model="told"} 6.0\n' in page
@@ -103,20 +103,20 @@ async def test_a_counter_has_the_name_that_it_was_given(tmp_path: Path, config: 
 
 @EXECUTION
 async def test_gauges_and_histograms(tmp_path: Path, config: str) -> None:
-    async with counted(tmp_path, config) as model:
+    async with counting(tmp_path, config) as model:
         gauge = """
 self.gauge = pb_utils.MetricFamily("my_gauge", "g", pb_utils.MetricFamily.GAUGE).Metric()
 self.gauge.set(5)
 self.gauge.increment(-7.5)
 answer = self.gauge.value()"""
-        assert await model.say(gauge) == "-2.5"
+        assert await model.run(gauge) == "-2.5"
         assert await model.samples("my_gauge") == {"gauge": {"my_gauge": -2.5}}
         histogram = """
 family = pb_utils.MetricFamily("my_seconds", "h", pb_utils.MetricFamily.HISTOGRAM)
 self.histogram = family.Metric(labels={"a": "b"}, buckets=[0.1, 1, 10])
 for value in (0.05, 0.1, 0.5, 3, 100):
     self.histogram.observe(value)"""
-        assert await model.say(histogram) == "None"
+        assert await model.run(histogram) == "None"
         assert await model.samples("my_seconds") == {
             "histogram": {
                 "my_seconds_bucket a=b le=0.1": 2,
@@ -137,8 +137,8 @@ self.total = kinds("my_total", "t", kinds.COUNTER).Metric()
 self.total.increment(4)
 self.histogram = kinds("my_seconds", "h", kinds.HISTOGRAM).Metric(buckets=[1.0])
 self.histogram.observe(0.5)"""
-    async with counted(tmp_path, config) as model:
-        await model.say(more)
+    async with counting(tmp_path, config) as model:
+        await model.run(more)
         page = await model.page("application/openmetrics-text; version=1.0.0")
         families = {family.name: family for family in open_metrics(page)}  # type: ignore[no-untyped-call]
         kinds = {name: family.type for name, family in families.items() if name.startswith("my")}
@@ -147,14 +147,14 @@ self.histogram.observe(0.5)"""
 
 
 async def test_families_and_metrics_of_equal_names_are_one(tmp_path: Path) -> None:
-    async with counted(tmp_path) as model:
+    async with counting(tmp_path) as model:
         same = """
 kinds = pb_utils.MetricFamily
 again = kinds("my_requests", "another description", kinds.COUNTER)
 again.Metric(labels={"kind": 'a "b" \\n', "model": "told"}).increment(3)
 again.Metric().increment(1)
 answer = self.requests.value()"""
-        assert await model.say(same) == "3.0"
+        assert await model.run(same) == "3.0"
         page = await model.page()
         assert "my_requests 1.0\n" in page
         assert 'my_requests{kind="a \\"b\\" \\n",model="told"} 3.0\n' in page
@@ -190,9 +190,9 @@ WRONG = {
 
 
 async def test_wrong_use_is_told_and_counts_nothing(tmp_path: Path) -> None:
-    async with counted(tmp_path) as model:
+    async with counting(tmp_path) as model:
         for code, expected in WRONG.items():
-            output = await model.say(f"kinds = pb_utils.MetricFamily\n{code}")
+            output = await model.run(f"kinds = pb_utils.MetricFamily\n{code}")
             assert expected in output
             assert re.match(r"TritonModelException: |TypeError: ", output), output
         assert await mine(model) == ["0.0"]
@@ -201,7 +201,7 @@ async def test_wrong_use_is_told_and_counts_nothing(tmp_path: Path) -> None:
 
 async def test_all_processes_count_for_one_page(tmp_path: Path) -> None:
     group = "instance_group { count: 2 kind: KIND_CPU }\n"
-    async with counted(tmp_path, CONFIG + group + IN_A_PROCESS) as model:
+    async with counting(tmp_path, CONFIG + group + IN_A_PROCESS) as model:
         both = """
 import os, pathlib, time
 folder = pathlib.Path(pb_utils.get_model_dir())
@@ -209,7 +209,7 @@ folder = pathlib.Path(pb_utils.get_model_dir())
 while len(list(folder.glob("in-*"))) < 2: time.sleep(0.005)
 self.requests.increment(3)
 answer = os.getpid()"""
-        assert len(set(await asyncio.gather(*(model.say(both) for _ in range(2))))) == 2
+        assert len(set(await asyncio.gather(*(model.run(both) for _ in range(2))))) == 2
         assert set((await model.samples("my_requests"))["counter"].values()) == {6}
         # What was counted stays when a process is lost.
         code, _ = await model.client.failure(
@@ -220,31 +220,31 @@ answer = os.getpid()"""
 
 
 async def test_much_that_is_counted_between_two_looks(tmp_path: Path) -> None:
-    async with counted(tmp_path, CONFIG + IN_A_PROCESS) as model:
+    async with counting(tmp_path, CONFIG + IN_A_PROCESS) as model:
         threads = """
 def count():
     for _ in range(5000): self.requests.increment(1)
 threads = [threading.Thread(target=count) for _ in range(4)]
 for thread in threads: thread.start()
 for thread in threads: thread.join()"""
-        await model.say(threads)
+        await model.run(threads)
         assert set((await model.samples("my_requests"))["counter"].values()) == {20_000}
 
 
 @EXECUTION
 async def test_metrics_go_with_their_model(tmp_path: Path, config: str) -> None:
     for name in ("told", "other"):
-        write_model(tmp_path, name, TOLD, config)
+        write_model(tmp_path, name, COUNTING_MODEL, config)
     async with serving(tmp_path, model_control_mode="explicit", load_model="*") as client:
-        model = Counted(client)
-        await model.say("self.requests.increment(2)")
-        await model.say("self.requests.increment(5)", "other")
+        model = CountingClient(client)
+        await model.run("self.requests.increment(2)")
+        await model.run("self.requests.increment(5)", "other")
         assert set((await model.samples("my_requests"))["counter"].values()) == {2, 5}
         client.server.manager.unload_model("told", dependents=False)
         assert await until_found(lambda: mine(model), lambda found: "2.0" not in found) == ["5.0"]
 
 
-async def mine(model: Counted) -> list[str]:
+async def mine(model: CountingClient) -> list[str]:
     return re.findall(r"^my_requests\{.*\} (.*)$", await model.page(), re.MULTILINE)
 
 
@@ -263,13 +263,13 @@ OPERATIONS = st.lists(
 
 
 @given(OPERATIONS, st.integers(0, 30))
-def test_whatever_is_told_arrives(operations: Any, told_from: int) -> None:
-    here, there = ModelMetrics(), ModelMetrics()
+def test_whatever_is_told_arrives(operations: Any, reported_from: int) -> None:
+    here, merged = ModelMetrics(), ModelMetrics()
     for number, (kind, name, labels, operation, value) in enumerate(operations):
-        if number == told_from:
-            here.report_to(lambda told: there.apply(json.loads(json.dumps(told))))
+        if number == reported_from:
+            here.report_to(lambda report: merged.apply(json.loads(json.dumps(report))))
         family = here.family(f"{kind}_{name}", "about", kind)
         metric = here.metric(family, labels, [1.0, 10.0] if kind == "histogram" else [])
         here.do(family, metric, "observe" if kind == "histogram" else operation, value)
-    if told_from < len(operations):
-        assert list(there.collect()) == list(here.collect())
+    if reported_from < len(operations):
+        assert list(merged.collect()) == list(here.collect())

@@ -55,8 +55,8 @@ async def test_models_that_call_others(tmp_path: Path) -> None:
         assert (await client.infer("bls_square_async", {"IN": ints(5)})).outputs["SUM"].tolist() == [50]
         answer = await client.infer("add_sub", SUM, outputs=["OUTPUT1"])
         assert list(answer.outputs) == ["OUTPUT1"]
-        _, told = await client.failure("bls_sync", SUM | {"MODEL_NAME": text("nope")})
-        assert "nope" in told
+        _, message = await client.failure("bls_sync", SUM | {"MODEL_NAME": text("nope")})
+        assert "nope" in message
 
 
 async def test_what_a_model_knows_and_its_responses_parameters(tmp_path: Path) -> None:
@@ -224,9 +224,9 @@ async def test_what_execute_raises_and_the_end(tmp_path: Path, config: str) -> N
     async with serving(path) as client:
         async with asyncio.timeout(30):
             if config == X_TO_Y:
-                _, told = await client.failure("ends", {"X": ints(1)})
+                _, error_text = await client.failure("ends", {"X": ints(1)})
             else:
                 [message] = [response async for response in client.stream([request("ends", {"X": ints(1)})])]
-                told = message.error_message
-        assert "odd input" in told
+                error_text = message.error_message
+        assert "odd input" in error_text
     assert (path / "1" / "finalized").read_text() == "xx"

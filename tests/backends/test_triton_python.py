@@ -60,10 +60,10 @@ async def test_other_models() -> None:
 
 async def test_the_errors_of_other_models() -> None:
     async with serving(MODELS) as client:
-        code, told = await client.failure("bls_sync", SUM | {"MODEL_NAME": text("nope")})
-        assert (code, "'nope'" in told) == (grpc.StatusCode.NOT_FOUND, True)
-        code, told = await client.failure("bls_sync", SUM | {"MODEL_NAME": text("square")})
-        assert (code, "'square'" in told) == (grpc.StatusCode.UNIMPLEMENTED, True)
+        code, message = await client.failure("bls_sync", SUM | {"MODEL_NAME": text("nope")})
+        assert (code, "'nope'" in message) == (grpc.StatusCode.NOT_FOUND, True)
+        code, message = await client.failure("bls_sync", SUM | {"MODEL_NAME": text("square")})
+        assert (code, "'square'" in message) == (grpc.StatusCode.UNIMPLEMENTED, True)
 
 
 async def test_what_a_model_knows() -> None:
@@ -109,12 +109,12 @@ async def test_the_parameters_of_a_response() -> None:
 async def test_what_initialize_is_told(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     async with serving(MODELS) as client:
-        told = (await request_seen(client))["args"]
-    assert all(isinstance(value, str) for value in told.values())
-    config = json.loads(told.pop("model_config"))
-    kinds = {told.pop("model_instance_name"), told.pop("model_instance_device_id")}
+        args = (await request_seen(client))["args"]
+    assert all(isinstance(value, str) for value in args.values())
+    config = json.loads(args.pop("model_config"))
+    kinds = {args.pop("model_instance_name"), args.pop("model_instance_device_id")}
     assert kinds in ({f"what_came_0_{number}", str(number // 2)} for number in range(4))
-    assert told == {
+    assert args == {
         "model_instance_kind": "GPU",
         "model_name": "what_came",
         "model_repository": str(MODELS / "what_came"),

@@ -36,7 +36,7 @@ BY_SENDER = (
     "            sender = request.get_response_sender()\n"
     "            sender.send(echo(request), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)\n"
 )
-TOLD = "message: Unspeakable: <its __str__ has raised ValueError>"
+UNPRINTABLE = "message: Unspeakable: <its __str__ has raised ValueError>"
 
 
 async def answers(client: GrpcClient, model: str, x: int) -> list[tuple[str, int]]:
@@ -54,9 +54,9 @@ async def test_an_error_that_cannot_be_told(execution: str, tmp_path: Path) -> N
     ]
     async with serving(*models) as client:
         code, text = await client.failure("once", {"X": ints(1)})
-        assert (code, text[-len(TOLD) :]) == (grpc.StatusCode.INTERNAL, TOLD)
+        assert (code, text[-len(UNPRINTABLE) :]) == (grpc.StatusCode.INTERNAL, UNPRINTABLE)
         [(text, outputs)] = await answers(client, "many", 1)
-        assert (text[-len(TOLD) :], outputs) == (TOLD, 0)
+        assert (text[-len(UNPRINTABLE) :], outputs) == (UNPRINTABLE, 0)
         assert [await answers(client, name, 0) for name in ("once", "many")] == [[("", 1)], [("", 1)]]
 
 

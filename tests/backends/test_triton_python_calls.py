@@ -68,8 +68,8 @@ class TritonPythonModel:
 """
     write_model(tmp_path, "m", code, X_TO_Y)
     async with serving(tmp_path) as client:
-        _, told = await client.failure("m", {"X": ints(1)})
-        assert "async_exec: expected a call from an async function, got one from a plain function" in told
+        _, message = await client.failure("m", {"X": ints(1)})
+        assert "async_exec: expected a call from an async function, got one from a plain function" in message
 
 
 async def test_exec_in_a_coroutine(tmp_path: Path) -> None:
@@ -234,6 +234,8 @@ class TritonPythonModel:
     write_model(tmp_path, "twice", TWICE, X_TO_Y)
     write_model(tmp_path, "m", code, X_TO_Y)
     async with serving(tmp_path, model_control_mode="explicit", load_model="m,twice") as client:
-        _, told = await client.failure("m", {"X": ints(1)})
-        assert "expected inputs and outputs in the configuration in the request to load model 'twice', or" in told
+        _, message = await client.failure("m", {"X": ints(1)})
+        assert (
+            "expected inputs and outputs in the configuration in the request to load model 'twice', or" in message
+        )
         assert (await client.infer("twice", {"X": ints(1)})).outputs["Y"].tolist() == [2]

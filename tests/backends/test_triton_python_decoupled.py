@@ -191,8 +191,8 @@ async def test_what_ends_with_an_error(
     model(tmp_path, execute, kind=kind)
     async with serving(tmp_path) as client:
         for _ in range(2):
-            [told] = await outcome(client, 1)
-            assert expected in told
+            [outcome_text] = await outcome(client, 1)
+            assert expected in outcome_text
 
 
 async def test_nothing_is_sent_after_the_final_flag(tmp_path: Path, probe: SimpleNamespace) -> None:

@@ -115,14 +115,14 @@ async def test_more_answers_than_fit_into_a_buffer(tmp_path: Path) -> None:
 async def test_errors_end_their_request_and_not_the_sequence(tmp_path: Path) -> None:
     async with counting(tmp_path) as client:
         assert await outcome(client, 5, 2, end=False) == [0, 1]
-        for wrong, told in (
+        for wrong, text in (
             (-1, "ValueError: not below zero"),
             (-2, "wrong number"),
             (-3, "the model released the request's response sender"),
             (-4, "the execute function must return None, got str"),
         ):
             (error,) = await outcome(client, 5, wrong, start=False, end=False)
-            assert told in error
+            assert text in error
         assert await outcome(client, 5, 1, start=False) == [2, 500]
 
 

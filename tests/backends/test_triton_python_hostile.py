@@ -104,8 +104,8 @@ async def test_exceptions_without_a_text(
     )
     async with serving(tmp_path) as client:
         for _ in range(2):
-            told = await outcome(client, -1)
-            assert told == (
+            outcome_text = await outcome(client, -1)
+            assert outcome_text == (
                 f"Failed to process the request(s) for model instance 'm_0_0', message: {error}: "
                 + ("<its __str__ has raised ValueError>" if error == "Mute" else "")
             )
@@ -160,8 +160,8 @@ async def test_a_decoupled_model_that_calls_itself(tmp_path: Path, probe: Simple
     async with serving(tmp_path) as client:
         for _ in range(2):
             assert await outcome(client, instances - 1) == 1
-            told = await outcome(client, instances)
-            assert f"the call would deadlock: {'m -> ' * instances}m, and every instance of 'm'" in told
+            outcome_text = await outcome(client, instances)
+            assert f"the call would deadlock: {'m -> ' * instances}m, and every instance of 'm'" in outcome_text
 
 
 async def test_a_decoupled_coroutine_may_call_itself(tmp_path: Path, probe: SimpleNamespace) -> None:

@@ -154,8 +154,8 @@ async def test_what_execute_must_not_do(tmp_path: Path, kind: str, returned: str
     code = f"class TritonPythonModel:\n    {kind} execute(self, requests):\n        return {returned}\n"
     write_model(tmp_path, "m", code, X_TO_Y, imports="import sys")
     async with serving(tmp_path) as client:
-        code, told = await client.failure("m", {"X": ints(1)})
-        assert (code, text in told) == (grpc.StatusCode.INTERNAL, True), told
+        code, message = await client.failure("m", {"X": ints(1)})
+        assert (code, text in message) == (grpc.StatusCode.INTERNAL, True), message
 
 
 CODES = {
@@ -180,8 +180,8 @@ class TritonPythonModel:
 """
     write_model(tmp_path, "m", code, X_TO_Y)
     async with serving(tmp_path) as client:
-        told = [await client.failure("m", {"X": ints(number)}) for number in range(len(CODES))]
-    assert told == [(code, "so it is") for code in CODES.values()]
+        message = [await client.failure("m", {"X": ints(number)}) for number in range(len(CODES))]
+    assert message == [(code, "so it is") for code in CODES.values()]
 
 
 @pytest.fixture

@@ -129,8 +129,8 @@ def test_what_may_be_no_texts(data: bytes) -> None:
     elements: Any = ()
     with suppress(ValueError):
         elements = PB.deserialize_bytes_tensor(data)
-    whole = sum(4 + len(element) for element in elements) == len(data)
-    if not whole:
+    fits = sum(4 + len(element) for element in elements) == len(data)
+    if not fits:
         with pytest.raises(ValueError, match=f"got {len(data)} bytes"):
             PB.deserialize_bytes_tensor(data)
 

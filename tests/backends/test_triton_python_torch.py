@@ -29,10 +29,10 @@ def sample(datatype: str) -> Any:
 
 @pytest.mark.parametrize("datatype", NUMERIC)
 def test_every_datatype_there_and_back(datatype: str) -> None:
-    there = torch.from_dlpack(Tensor("X", sample(datatype)).to_dlpack())
-    assert there.tolist() == [[0, 1, 0], [1, 0, 1]]
-    assert torch.from_dlpack(Tensor.of("X", sample(datatype))).dtype == there.dtype
-    for value in (there, torch.utils.dlpack.to_dlpack(there), there.t().contiguous().t()):
+    from_torch = torch.from_dlpack(Tensor("X", sample(datatype)).to_dlpack())
+    assert from_torch.tolist() == [[0, 1, 0], [1, 0, 1]]
+    assert torch.from_dlpack(Tensor.of("X", sample(datatype))).dtype == from_torch.dtype
+    for value in (from_torch, torch.utils.dlpack.to_dlpack(from_torch), from_torch.t().contiguous().t()):
         back = Tensor.from_dlpack("Y", value)
         assert_array_equal(back.as_numpy(), sample(datatype))
         assert back.as_numpy().dtype == sample(datatype).dtype

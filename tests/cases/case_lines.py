@@ -165,12 +165,12 @@ def _json_is(answer: Answer, expected: Any) -> bool:
     return value is not NO_JSON and canonical(value) == canonical(expected)
 
 
-def _is_part(part: Any, whole: Any) -> bool:
+def _is_part(part: Any, answer: Any) -> bool:
     if isinstance(part, dict):
-        return isinstance(whole, dict) and all(key in whole and _is_part(part[key], whole[key]) for key in part)
+        return isinstance(answer, dict) and all(key in answer and _is_part(part[key], answer[key]) for key in part)
     if isinstance(part, list):
-        return isinstance(whole, list) and len(part) == len(whole) and all(map(_is_part, part, whole))
-    return canonical(part) == canonical(whole)
+        return isinstance(answer, list) and len(part) == len(answer) and all(map(_is_part, part, answer))
+    return canonical(part) == canonical(answer)
 
 
 def _kinds_are(answer: Answer, expected: Mapping[str, str]) -> bool:

@@ -195,22 +195,22 @@ def _request(line: Line) -> bytes:
 # --- what is expected ---
 
 
-def is_part(part: Any, whole: Any) -> bool:
+def is_part(part: Any, answer: Any) -> bool:
     """Whether `whole` is what the pattern `part` says, see above."""
     if isinstance(part, dict):
         if "$contains" in part:
-            return isinstance(whole, str) and part["$contains"] in whole
+            return isinstance(answer, str) and part["$contains"] in answer
         if "$prefix" in part:
-            return isinstance(whole, str) and whole.startswith(part["$prefix"])
-        return isinstance(whole, dict) and all(
-            key not in whole if _is_absent(expected) else key in whole and is_part(expected, whole[key])
+            return isinstance(answer, str) and answer.startswith(part["$prefix"])
+        return isinstance(answer, dict) and all(
+            key not in answer if _is_absent(expected) else key in answer and is_part(expected, answer[key])
             for key, expected in part.items()
         )
     if isinstance(part, list):
-        return isinstance(whole, list) and len(part) == len(whole) and all(map(is_part, part, whole))
-    if _is_number(part) and _is_number(whole):
-        return math.isclose(part, whole, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
-    return type(part) is type(whole) and part == whole
+        return isinstance(answer, list) and len(part) == len(answer) and all(map(is_part, part, answer))
+    if _is_number(part) and _is_number(answer):
+        return math.isclose(part, answer, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+    return type(part) is type(answer) and part == answer
 
 
 def _is_absent(part: Any) -> bool:

@@ -47,7 +47,7 @@ def test_no_case_is_lost() -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "whole", "expected"),
+    ("part", "answer", "expected"),
     [
         ({"a": 1}, {"a": 1.0000001, "b": 2}, True),
         ({"a": 1}, {"a": 1.001}, False),
@@ -64,5 +64,5 @@ def test_no_case_is_lost() -> None:
         ("1", 1, False),
     ],
 )
-def test_patterns(part: Any, whole: Any, expected: bool) -> None:
-    assert is_part(part, whole) is expected
+def test_patterns(part: Any, answer: Any, expected: bool) -> None:
+    assert is_part(part, answer) is expected

@@ -52,9 +52,9 @@ def test_a_repository_is_loaded_and_shown(tmp_path: Path) -> None:
     write_model(tmp_path / "triton" / "1", BATCHED)
     (tmp_path / "triton" / "config.pbtxt").write_text(CONFIG)
     with taken_port() as grpc_port, taken_port() as rest_port:  # None is opened.
-        ended = run_triglot("check", tmp_path, "--grpc-port", str(grpc_port), "--rest-port", str(rest_port))
-    assert ended.returncode == 0, ended.stderr
-    heading, own, triton, two, ten, closed = ended.stdout.splitlines()
+        completed = run_triglot("check", tmp_path, "--grpc-port", str(grpc_port), "--rest-port", str(rest_port))
+    assert completed.returncode == 0, completed.stderr
+    heading, own, triton, two, ten, closed = completed.stdout.splitlines()
     assert heading.split() == [
         "model", "version", "backend", "inputs", "outputs", "batching", "instances", "load", "state"
     ]  # fmt: skip
@@ -65,7 +65,7 @@ def test_a_repository_is_loaded_and_shown(tmp_path: Path) -> None:
     assert re.fullmatch(rf"two +2 +python +{READY}", two)
     assert re.fullmatch(rf"two +10 +python +{READY}", ten)
     assert closed == "closed"
-    assert "gRPC on" not in ended.stderr
+    assert "gRPC on" not in completed.stderr
 
 
 def test_every_error_is_shown(tmp_path: Path) -> None:
@@ -74,9 +74,9 @@ def test_every_error_is_shown(tmp_path: Path) -> None:
     write_model(tmp_path / "c_cold", WARMS_WRONG)
     write_model(tmp_path / "d_wrong" / "1")
     (tmp_path / "d_wrong" / "config.pbtxt").write_text("no such field")
-    ended = run_triglot("check", tmp_path, "--json")
-    assert ended.returncode == 1
-    shown = json.loads(ended.stdout)
+    completed = run_triglot("check", tmp_path, "--json")
+    assert completed.returncode == 1
+    shown = json.loads(completed.stdout)
     states = {model["model"]: (model["state"], model["error"]) for model in shown["models"]}
     assert list(states) == ["a_broken", "b_good", "c_cold", "d_wrong"]
     assert states["b_good"] == ("READY", "")
@@ -85,27 +85,27 @@ def test_every_error_is_shown(tmp_path: Path) -> None:
         assert state == "FAILED"
         assert text in error
     assert shown["errors"] == []
-    ended = run_triglot("check", tmp_path)
-    assert ended.returncode == 1
-    assert re.search(r"^a_broken +1 +python +- .* FAILED$", ended.stdout, re.MULTILINE)
-    assert re.search(r"^a_broken version 1: .*SyntaxError", ended.stdout, re.MULTILINE)
-    assert re.search(r"^d_wrong: .*config\.pbtxt", ended.stdout, re.MULTILINE)
+    completed = run_triglot("check", tmp_path)
+    assert completed.returncode == 1
+    assert re.search(r"^a_broken +1 +python +- .* FAILED$", completed.stdout, re.MULTILINE)
+    assert re.search(r"^a_broken version 1: .*SyntaxError", completed.stdout, re.MULTILINE)
+    assert re.search(r"^d_wrong: .*config\.pbtxt", completed.stdout, re.MULTILINE)
 
 
 def test_a_path_that_is_not_there() -> None:
-    ended = run_triglot("check", "no/such/folder")
-    assert ended.returncode == 1
-    assert re.search("^/.*no/such/folder: no such file or folder$", ended.stdout.strip())
+    completed = run_triglot("check", "no/such/folder")
+    assert completed.returncode == 1
+    assert re.search("^/.*no/such/folder: no such file or folder$", completed.stdout.strip())
 
 
 def test_options_are_those_of_serve(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_model(tmp_path / name)
     flags = ("--model-control-mode", "explicit", "--load-model", "b")
-    ended = run_triglot("check", tmp_path, *flags, "--json", "--workers", "2")
-    assert [model["model"] for model in json.loads(ended.stdout)["models"]] == ["b"]
-    ended = run_triglot("check", "--grpc-prot", "1")
-    assert (ended.returncode, ended.stderr) == (
+    completed = run_triglot("check", tmp_path, *flags, "--json", "--workers", "2")
+    assert [model["model"] for model in json.loads(completed.stdout)["models"]] == ["b"]
+    completed = run_triglot("check", "--grpc-prot", "1")
+    assert (completed.returncode, completed.stderr) == (
         2,
         "triglot: unknown option '--grpc-prot', did you mean '--grpc-port'?\n",
     )
@@ -116,19 +116,19 @@ def test_options_are_those_of_serve(tmp_path: Path) -> None:
 
 def test_nothing_is_waited_for(tmp_path: Path) -> None:
     """As it is served: others may come later."""
-    ended = run_triglot("check", tmp_path, "--watch", "--wait-for-models")
-    assert (ended.returncode, ended.stdout) == (0, "no models\n")
+    completed = run_triglot("check", tmp_path, "--watch", "--wait-for-models")
+    assert (completed.returncode, completed.stdout) == (0, "no models\n")
 
 
 def test_without_a_path_it_is_the_demo() -> None:
-    ended = run_triglot("check", before=NOT_INSTALLED)
-    assert ended.returncode == 0
-    names = [line.split()[0] for line in ended.stdout.splitlines() if re.search(r" (READY|SKIPPED)$", line)]
+    completed = run_triglot("check", before=NOT_INSTALLED)
+    assert completed.returncode == 0
+    names = [line.split()[0] for line in completed.stdout.splitlines() if re.search(r" (READY|SKIPPED)$", line)]
     assert sorted(names) == sorted(
         path.name for path in (Path(triglot.__file__).parent / "demo").iterdir() if path.is_dir()
     )
-    assert re.search(r"^image_classifier +1 +onnx .* SKIPPED$", ended.stdout, re.MULTILINE)
-    assert "pip install 'triglot[onnx]'" in ended.stdout
+    assert re.search(r"^image_classifier +1 +onnx .* SKIPPED$", completed.stdout, re.MULTILINE)
+    assert "pip install 'triglot[onnx]'" in completed.stdout
 
 
 def test_a_saved_model(tmp_path: Path) -> None:

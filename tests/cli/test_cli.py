@@ -60,8 +60,11 @@ def assert_one_line(text: str) -> str:
 
 
 def test_version() -> None:
-    ended = run_triglot("--version")
-    assert (ended.returncode, ended.stdout) == (0, f"triglot {triglot.__version__} ({triglot.version.build()})\n")
+    completed = run_triglot("--version")
+    assert (completed.returncode, completed.stdout) == (
+        0,
+        f"triglot {triglot.__version__} ({triglot.version.build()})\n",
+    )
 
 
 ENDING = """
@@ -97,9 +100,9 @@ def test_the_command_ends_so_too() -> None:
 
 
 def test_help_lists_every_option_in_its_group_with_its_value_and_default() -> None:
-    ended = run_triglot("serve", "--help", environment={"COLUMNS": "1000"})
-    assert ended.returncode == 0
-    sections = dict(re.findall(r"^(\S.*):\n((?:  .*\n)+)", ended.stdout, re.MULTILINE))
+    completed = run_triglot("serve", "--help", environment={"COLUMNS": "1000"})
+    assert completed.returncode == 0
+    sections = dict(re.findall(r"^(\S.*):\n((?:  .*\n)+)", completed.stdout, re.MULTILINE))
     assert len(groups(OPTIONS.values())) >= 10
     for title, names in groups(OPTIONS.values()).items():
         assert re.findall(r"^  --(?!no-)([a-z-]+)", sections[title], re.MULTILINE) == [
@@ -110,8 +113,8 @@ def test_help_lists_every_option_in_its_group_with_its_value_and_default() -> No
         both = rf", --no-{flag.removeprefix('--')}" if isinstance(option.default, bool) else r" (?:[A-Z{]\S+|N)"
         default = re.escape(f" (default: {default_text(option)})") if default_text(option) else ""
         pattern = rf"^  {flag}(?:{both})\s+\S.*{default}$"
-        assert re.search(pattern, ended.stdout, re.MULTILINE), flag
-    assert "VALUE" not in ended.stdout
+        assert re.search(pattern, completed.stdout, re.MULTILINE), flag
+    assert "VALUE" not in completed.stdout
 
 
 @pytest.mark.parametrize(
@@ -127,15 +130,15 @@ def test_help_lists_every_option_in_its_group_with_its_value_and_default() -> No
     ],
 )
 def test_help_names_choices_and_units(flag: str, value: str) -> None:
-    ended = run_triglot("serve", "--help")
-    assert re.search(rf"^  {flag} {re.escape(value)}\s", ended.stdout, re.MULTILINE)
+    completed = run_triglot("serve", "--help")
+    assert re.search(rf"^  {flag} {re.escape(value)}\s", completed.stdout, re.MULTILINE)
 
 
 def test_help_says_what_there_is_to_run() -> None:
-    ended = run_triglot("--help")
-    assert ended.returncode == 0
+    completed = run_triglot("--help")
+    assert completed.returncode == 0
     for command in ("serve", "check", "infer", "replay", "tfserving", "grps", "token", "completion"):
-        assert re.search(rf"^ +{command}\s+\S", ended.stdout, re.MULTILINE)
+        assert re.search(rf"^ +{command}\s+\S", completed.stdout, re.MULTILINE)
     assert run_triglot().returncode == 2
 
 
@@ -163,29 +166,29 @@ def test_help_says_what_there_is_to_run() -> None:
     ],
 )
 def test_wrong_flags(arguments: list[str], text: str) -> None:
-    ended = run_triglot("serve", *arguments)
-    assert ended.returncode == 2
-    assert text in ended.stderr
-    assert_one_line(ended.stderr)
-    assert not ended.stdout
+    completed = run_triglot("serve", *arguments)
+    assert completed.returncode == 2
+    assert text in completed.stderr
+    assert_one_line(completed.stderr)
+    assert not completed.stdout
 
 
 @pytest.mark.parametrize("arguments", [[], ["nothing"]])
 def test_commands_are_named(arguments: list[str]) -> None:
-    ended = run_triglot(*arguments)
-    assert ended.returncode == 2
-    assert all(name in assert_one_line(ended.stderr) for name in ("serve", "tfserving", "grps"))
+    completed = run_triglot(*arguments)
+    assert completed.returncode == 2
+    assert all(name in assert_one_line(completed.stderr) for name in ("serve", "tfserving", "grps"))
 
 
 def test_wrong_values_are_one_line(tmp_path: Path) -> None:
     file = tmp_path / "triglot.toml"
     file.write_text('grpc_port = "many"')
-    ended = run_triglot("serve", "--config", file)
-    assert ended.returncode == 2
-    assert assert_one_line(ended.stderr) == f"triglot: {file}: grpc_port: expected int, got 'many'"
-    ended = run_triglot("serve", environment={"TRIGLOT_GRPC_PROT": "1"})
-    assert ended.returncode == 2
-    assert "'TRIGLOT_GRPC_PROT', did you mean 'TRIGLOT_GRPC_PORT'?" in assert_one_line(ended.stderr)
+    completed = run_triglot("serve", "--config", file)
+    assert completed.returncode == 2
+    assert assert_one_line(completed.stderr) == f"triglot: {file}: grpc_port: expected int, got 'many'"
+    completed = run_triglot("serve", environment={"TRIGLOT_GRPC_PROT": "1"})
+    assert completed.returncode == 2
+    assert "'TRIGLOT_GRPC_PROT', did you mean 'TRIGLOT_GRPC_PORT'?" in assert_one_line(completed.stderr)
 
 
 def test_paths_may_stand_on_both_sides_of_the_options(tmp_path: Path) -> None:
@@ -204,8 +207,8 @@ def test_names_for_paths(tmp_path: Path) -> None:
         assert rest.infer("iris")[0] == 200
     with Triglot("models", "--model-name=iris", "--workers=2", *FREE_PORTS, folder=tmp_path) as server:
         assert Rest(server.ports()[1]).infer("iris")[0] == 200
-    ended = run_triglot("check", "--json", tmp_path / "models", "--model-name", "iris")
-    assert [model["model"] for model in json.loads(ended.stdout)["models"]] == ["iris"]
+    completed = run_triglot("check", "--json", tmp_path / "models", "--model-name", "iris")
+    assert [model["model"] for model in json.loads(completed.stdout)["models"]] == ["iris"]
 
 
 @pytest.mark.parametrize(
@@ -221,9 +224,9 @@ def test_names_for_paths(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_names_for_paths(arguments: list[str], text: str) -> None:
-    ended = run_triglot("serve", *arguments)
-    assert ended.returncode == 2
-    assert text in assert_one_line(ended.stderr)
+    completed = run_triglot("serve", *arguments)
+    assert completed.returncode == 2
+    assert text in assert_one_line(completed.stderr)
 
 
 def test_a_path_with_an_equals_sign(tmp_path: Path) -> None:
@@ -365,21 +368,21 @@ def test_the_demo_does_without_onnxruntime() -> None:
 
 
 def test_a_model_that_was_asked_for_needs_its_library() -> None:
-    ended = run_triglot("serve", DEMO / "image_classifier", *FREE_PORTS, before=NOT_INSTALLED)
-    assert ended.returncode == 1
+    completed = run_triglot("serve", DEMO / "image_classifier", *FREE_PORTS, before=NOT_INSTALLED)
+    assert completed.returncode == 1
     text = f"{DEMO / 'image_classifier/1/model.onnx'}: the onnx backend needs onnxruntime, which is not installed"
-    assert text in ended.stderr
-    assert "run: pip install 'triglot[onnx]'" in ended.stderr
-    assert "Traceback" not in ended.stderr
+    assert text in completed.stderr
+    assert "run: pip install 'triglot[onnx]'" in completed.stderr
+    assert "Traceback" not in completed.stderr
 
 
 def test_a_library_that_cannot_be_imported_is_an_error_of_its_models() -> None:
-    ended = run_triglot("serve", DEMO / "image_classifier", *FREE_PORTS, before=BROKEN_INSTALL)
-    assert ended.returncode == 1
-    line = ended.stderr.splitlines()[-2]
+    completed = run_triglot("serve", DEMO / "image_classifier", *FREE_PORTS, before=BROKEN_INSTALL)
+    assert completed.returncode == 1
+    line = completed.stderr.splitlines()[-2]
     assert str(DEMO / "image_classifier/1/model.onnx") in line
     assert "libonnx.so: undefined symbol" in line
-    assert "Traceback" not in ended.stderr
+    assert "Traceback" not in completed.stderr
 
 
 # --- flags that add up ---
@@ -420,17 +423,17 @@ def test_a_model_that_cannot_be_loaded_ends_the_start(tmp_path: Path, case: str)
     text, reason = FAILURES[case]
     write_model(tmp_path / "a_good")
     file = write_model(tmp_path / "b_broken", text)
-    ended = run_triglot("serve", tmp_path, *FREE_PORTS)
-    assert ended.returncode == 1
-    *lines, last = ended.stderr.splitlines()
+    completed = run_triglot("serve", tmp_path, *FREE_PORTS)
+    assert completed.returncode == 1
+    *lines, last = completed.stderr.splitlines()
     assert last == "triglot: 1 of the models could not be loaded"
     (line,) = [line for line in lines if " E " in line]
     assert "E b_broken version 1 could not be loaded: " in line
     assert str(file) in line
     assert reason in line
-    assert [*re.findall('Traceback .*\n *File "(.*?)"', ended.stderr)] == [str(file)] * (case in OWN_CODE)
-    assert "gRPC on" not in ended.stderr
-    assert not ended.stdout
+    assert [*re.findall('Traceback .*\n *File "(.*?)"', completed.stderr)] == [str(file)] * (case in OWN_CODE)
+    assert "gRPC on" not in completed.stderr
+    assert not completed.stdout
 
 
 def test_defaults() -> None:

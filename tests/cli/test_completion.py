@@ -23,9 +23,9 @@ printf '%s\\n' "${COMPREPLY[@]}"
 def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The script for bash."""
     file = tmp_path_factory.mktemp("completion") / "triglot.bash"
-    ended = run_triglot("completion", "bash")
-    assert ended.returncode == 0, ended.stderr
-    file.write_text(ended.stdout)
+    completed = run_triglot("completion", "bash")
+    assert completed.returncode == 0, completed.stderr
+    file.write_text(completed.stdout)
     return file
 
 
@@ -69,14 +69,14 @@ def test_bash_completes(script: Path, tmp_path: Path, words: list[str], expected
 
 @pytest.mark.parametrize(("shell", "text"), [("zsh", "#compdef triglot"), ("fish", "complete -c triglot")])
 def test_other_shells_have_scripts(shell: str, text: str) -> None:
-    ended = run_triglot("completion", shell)
-    assert ended.returncode == 0
-    assert text in ended.stdout
-    assert "grpc-transport" in ended.stdout
+    completed = run_triglot("completion", shell)
+    assert completed.returncode == 0
+    assert text in completed.stdout
+    assert "grpc-transport" in completed.stdout
 
 
 def test_without_shtab_it_says_what_to_install() -> None:
     before = "import sys; sys.modules['shtab'] = None"
-    ended = run_triglot("completion", "bash", before=before)
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr == "triglot: completion: shtab is not installed; run: pip install shtab\n"
+    completed = run_triglot("completion", "bash", before=before)
+    assert (completed.returncode, completed.stdout) == (2, "")
+    assert completed.stderr == "triglot: completion: shtab is not installed; run: pip install shtab\n"

@@ -58,11 +58,11 @@ def test_a_project_that_needs_the_main_thread_and_processes_of_its_own(tmp_path:
 def test_a_model_that_fails_is_told_once_with_its_line(tmp_path: Path) -> None:
     write_project(tmp_path)
     (tmp_path / "src" / "customized_inferer.py").write_text(FAILING)
-    ended = run_triglot("grps", tmp_path, environment=ANY_PORTS)
-    assert ended.returncode == 1
+    completed = run_triglot("grps", tmp_path, environment=ANY_PORTS)
+    assert completed.returncode == 1
     line = FAILING.split("\n").index("        return not_there") + 1
-    assert f'customized_inferer.py", line {line}, in load' in ended.stderr
-    assert ended.stderr.count("NameError: name 'not_there' is not defined") == 2
+    assert f'customized_inferer.py", line {line}, in load' in completed.stderr
+    assert completed.stderr.count("NameError: name 'not_there' is not defined") == 2
     log = (tmp_path / "logs" / "grps_server.log").read_text()
     assert len(re.findall(r" CRITICAL\] ", log)) == 1
     assert f"line {line}, in load" in log
@@ -82,8 +82,8 @@ def test_models_are_loaded_in_the_order_of_the_file(tmp_path: Path) -> None:
 
 def test_serve_knows_a_project_when_it_sees_one(tmp_path: Path) -> None:
     write_project(tmp_path)
-    ended = run_triglot("serve", tmp_path)
-    assert (ended.returncode, ended.stderr.splitlines()[-1]) == (
+    completed = run_triglot("serve", tmp_path)
+    assert (completed.returncode, completed.stderr.splitlines()[-1]) == (
         1,
         f"triglot: {tmp_path}: this is a grps project; to serve it, run: triglot grps {tmp_path}",
     )
@@ -92,9 +92,9 @@ def test_serve_knows_a_project_when_it_sees_one(tmp_path: Path) -> None:
 def test_a_test_that_does_not_exist(tmp_path: Path) -> None:
     write_project(tmp_path)
     (tmp_path / "test.py").unlink()
-    ended = run_triglot("grps", tmp_path, "--unittest")
-    assert ended.returncode == 1
-    assert f"{tmp_path}: test.py not found; expected the project's tests in it" in ended.stderr
+    completed = run_triglot("grps", tmp_path, "--unittest")
+    assert completed.returncode == 1
+    assert f"{tmp_path}: test.py not found; expected the project's tests in it" in completed.stderr
 
 
 def test_the_log_of_an_archive_that_cannot_be_loaded_stays(tmp_path: Path) -> None:
@@ -102,6 +102,6 @@ def test_the_log_of_an_archive_that_cannot_be_loaded_stays(tmp_path: Path) -> No
     with tarfile.open(tmp_path / "server.mar", "w:gz") as archive:
         archive.add(tmp_path / "project", ".")
     before = f"import os; os.chdir({str(tmp_path)!r})"
-    ended = run_triglot("grps", tmp_path / "server.mar", before=before, environment=ANY_PORTS)
-    assert ended.returncode == 1
+    completed = run_triglot("grps", tmp_path / "server.mar", before=before, environment=ANY_PORTS)
+    assert completed.returncode == 1
     assert " CRITICAL] " in (tmp_path / "logs" / "grps_server.log").read_text()

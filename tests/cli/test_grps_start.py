@@ -71,9 +71,9 @@ def test_an_archive(tmp_path: Path) -> None:
     assert not unpacked.exists()
     assert "asked for ?" in (here / "logs" / "grps_usr.log").read_text()
     (tmp_path / "wrong.mar").write_bytes(b"PK")
-    ended = run_triglot("grps", tmp_path / "wrong.mar")
-    assert ended.returncode == 1
-    assert ended.stderr.startswith(
+    completed = run_triglot("grps", tmp_path / "wrong.mar")
+    assert completed.returncode == 1
+    assert completed.stderr.startswith(
         f"triglot: {tmp_path}/wrong.mar: expected a project's folder, or a gzipped tar of it: "
     )
 
@@ -91,17 +91,17 @@ def test_what_is_wrong_goes_to_the_log_and_to_the_status(tmp_path: Path) -> None
     project = write_project(tmp_path)
     log = tmp_path / "logs" / "grps_server.log"
     (project / "data" / "text.txt").unlink()
-    ended = run_triglot("grps", project, environment=ANY_PORTS)
-    assert ended.returncode == 1
-    assert re.search(r" C .*No such file or directory: './data/text\.txt'$", ended.stderr, re.MULTILINE)
+    completed = run_triglot("grps", project, environment=ANY_PORTS)
+    assert completed.returncode == 1
+    assert re.search(r" C .*No such file or directory: './data/text\.txt'$", completed.stderr, re.MULTILINE)
     assert re.search(
         r" CRITICAL\] .*No such file or directory: './data/text\.txt'$", log.read_text(), re.MULTILINE
     )
     log.unlink()
     write_project(tmp_path, models=inference(("reader", "1.0.0")).replace("customized", "onnx"))
-    ended = run_triglot("grps", project)
-    assert ended.returncode == 1
-    assert ended.stderr.startswith(
+    completed = run_triglot("grps", project)
+    assert completed.returncode == 1
+    assert completed.stderr.startswith(
         f"triglot: {tmp_path}/conf/inference.yml: models[0].inferer_type: expected torch, "
     )
     assert re.search(r" CRITICAL\] .*: models\[0\]\.inferer_type: expected torch, ", log.read_text())
@@ -117,22 +117,22 @@ def test_what_is_wrong_goes_to_the_log_and_to_the_status(tmp_path: Path) -> None
     ],
 )
 def test_wrong_flags(arguments: list[str], text: str) -> None:
-    ended = run_triglot("grps", *arguments)
-    assert ended.returncode == 2
-    assert text in ended.stderr
-    assert "Traceback" not in ended.stderr
+    completed = run_triglot("grps", *arguments)
+    assert completed.returncode == 2
+    assert text in completed.stderr
+    assert "Traceback" not in completed.stderr
 
 
 def test_a_folder_that_is_no_project(tmp_path: Path) -> None:
-    ended = run_triglot("grps", tmp_path)
-    assert (ended.returncode, ended.stdout) == (1, "")
-    assert ended.stderr == (
+    completed = run_triglot("grps", tmp_path)
+    assert (completed.returncode, completed.stdout) == (1, "")
+    assert completed.stderr == (
         f"triglot: {tmp_path}/conf/server.yml: No such file or directory; "
         "a grps project has conf/server.yml and conf/inference.yml\n"
     )
-    ended = run_triglot("grps", "--online", tmp_path / "none")
-    assert ended.returncode == 1
-    assert ended.stderr == f"triglot: {tmp_path}/none: expected the folder of a grps project, found none\n"
+    completed = run_triglot("grps", "--online", tmp_path / "none")
+    assert completed.returncode == 1
+    assert completed.stderr == f"triglot: {tmp_path}/none: expected the folder of a grps project, found none\n"
 
 
 def test_probable_misspellings_are_told(tmp_path: Path) -> None:
@@ -156,13 +156,13 @@ def test_probable_misspellings_are_told(tmp_path: Path) -> None:
 )
 def test_the_projects_own_test(tmp_path: Path, arguments: list[str], status: int, text: str) -> None:
     write_project(tmp_path)
-    ended = run_triglot("grps", tmp_path, "--unittest", *arguments)
-    assert ended.returncode == status, ended.stderr
-    assert text in ended.stderr
+    completed = run_triglot("grps", tmp_path, "--unittest", *arguments)
+    assert completed.returncode == status, completed.stderr
+    assert text in completed.stderr
 
 
 def test_help_says_what_there_is() -> None:
-    ended = run_triglot("grps", "--help")
-    assert ended.returncode == 0
+    completed = run_triglot("grps", "--help")
+    assert completed.returncode == 0
     for flag in ("--server-conf FILE", "--inference_conf", "--online", "--unittest", "{mirror,always_200}"):
-        assert flag in ended.stdout
+        assert flag in completed.stdout

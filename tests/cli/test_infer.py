@@ -87,15 +87,15 @@ class Served:
 
     def json(self, *arguments: str | Path) -> list[dict[str, object]]:
         """Each answer of one that goes well."""
-        ended = self.infer(*arguments)
-        assert ended.returncode == 0, ended.stderr
-        return list(map(json.loads, ended.stdout.splitlines()))
+        completed = self.infer(*arguments)
+        assert completed.returncode == 0, completed.stderr
+        return list(map(json.loads, completed.stdout.splitlines()))
 
     def error(self, *arguments: str | Path, status: int = 2) -> str:
         """What one says that fails: one line."""
-        ended = self.infer(*arguments)
-        assert (ended.returncode, ended.stdout) == (status, "")
-        (line,) = ended.stderr.splitlines()
+        completed = self.infer(*arguments)
+        assert (completed.returncode, completed.stdout) == (status, "")
+        (line,) = completed.stderr.splitlines()
         return line.removeprefix("triglot: ")
 
 
@@ -194,9 +194,9 @@ def test_an_array_of_another_kind(served: Served, tmp_path: Path) -> None:
 
 
 def test_without_inputs_there_is_an_example(served: Served) -> None:
-    ended = served.infer("two")
-    assert ended.stderr == """without inputs, an example: 'a=[1]' 'b=["text"]'\n"""
-    assert json.loads(ended.stdout)["outputs"][0]["data"] == ["1 text None"]
+    completed = served.infer("two")
+    assert completed.stderr == """without inputs, an example: 'a=[1]' 'b=["text"]'\n"""
+    assert json.loads(completed.stdout)["outputs"][0]["data"] == ["1 text None"]
 
 
 def test_answers_for_people(served: Served) -> None:
@@ -205,11 +205,11 @@ def test_answers_for_people(served: Served) -> None:
 
 
 def test_a_decoupled_model_answers_several_times(served: Served) -> None:
-    ended = served.infer("words", "text=some words come", "--no-json")
-    assert ended.stdout == 'word BYTES [1]: "some"\nword BYTES [1]: "words"\nword BYTES [1]: "come"\n'
-    ended = served.infer("words", "text=one fail")
-    assert (ended.returncode, len(ended.stdout.splitlines())) == (1, 1)
-    assert "no such word" in ended.stderr
+    completed = served.infer("words", "text=some words come", "--no-json")
+    assert completed.stdout == 'word BYTES [1]: "some"\nword BYTES [1]: "words"\nword BYTES [1]: "come"\n'
+    completed = served.infer("words", "text=one fail")
+    assert (completed.returncode, len(completed.stdout.splitlines())) == (1, 1)
+    assert "no such word" in completed.stderr
 
 
 def test_a_version(served: Served) -> None:
@@ -234,9 +234,9 @@ def test_what_the_server_refuses(served: Served) -> None:
 
 @pytest.mark.parametrize("url", ["127.0.0.1:1", "nowhere.invalid:8001"])
 def test_no_server(url: str) -> None:
-    ended = run_triglot("infer", "m", "--url", url)
-    assert ended.returncode == 1
-    (line,) = ended.stderr.splitlines()
+    completed = run_triglot("infer", "m", "--url", url)
+    assert completed.returncode == 1
+    (line,) = completed.stderr.splitlines()
     assert line.startswith(f"triglot: no gRPC server answers at {url}: ")
     assert line.endswith("start one with `triglot serve`, or check --url and --tls")
 
@@ -262,8 +262,8 @@ def test_tls(tmp_path: Path) -> None:
     flags = ("--tls-certificate", tmp_path / "cert.pem", "--tls-key", tmp_path / "key.pem")
     with Triglot(tmp_path / "fp32", *FREE_PORTS, *flags) as server:
         url = f"localhost:{server.ports()[0]}"
-        ended = run_triglot("infer", "fp32", "x=[1, 2]", "--url", url, "--tls-ca", tmp_path / "ca.pem")
-        assert ended.returncode == 0, ended.stderr
+        completed = run_triglot("infer", "fp32", "x=[1, 2]", "--url", url, "--tls-ca", tmp_path / "ca.pem")
+        assert completed.returncode == 0, completed.stderr
         # Nobody vouches for the certificate.
         assert run_triglot("infer", "fp32", "x=[1, 2]", "--url", url, "--tls").returncode == 1
     assert "--tls-ca: no/such/file: " in run_triglot("infer", "m", "--tls-ca", "no/such/file").stderr
@@ -283,8 +283,8 @@ def test_a_client_certificate(tmp_path: Path) -> None:
     with Triglot(tmp_path / "fp32", *FREE_PORTS, *own, *required) as server:
         called = ("infer", "fp32", "x=[1, 2]", "--url", f"localhost:{server.ports()[0]}", "--tls-ca", ca)
         certificate = ("--tls-certificate", tmp_path / "client.example.pem")
-        ended = run_triglot(*called, *certificate, "--tls-key", tmp_path / "client.example.key")
-        assert ended.returncode == 0, ended.stderr
+        completed = run_triglot(*called, *certificate, "--tls-key", tmp_path / "client.example.key")
+        assert completed.returncode == 0, completed.stderr
         assert run_triglot(*called).returncode == 1
         without_key = run_triglot(*called, *certificate)
         assert without_key.returncode == 2
@@ -310,26 +310,26 @@ def test_a_token(tmp_path: Path) -> None:
             (("--token-file", tmp_path / "token"), environment),
             ((), {"TRIGLOT_TOKEN": "of-reader"}),
         ):
-            ended = run_triglot(*call, *given, "fp32", "x=[1, 2]", environment=variables)
-            assert (ended.returncode, ended.stderr) == (0, "")
-            assert '"data":[1.0,2.0]' in ended.stdout
+            completed = run_triglot(*call, *given, "fp32", "x=[1, 2]", environment=variables)
+            assert (completed.returncode, completed.stderr) == (0, "")
+            assert '"data":[1.0,2.0]' in completed.stdout
         for variables, problem in (
             ({}, "; set TRIGLOT_TOKEN or --token-file (UNAUTHENTICATED)"),
             ({"TRIGLOT_TOKEN": "of-nobody"}, "the token is unknown; set TRIGLOT_TOKEN"),
             (environment, "client 'stranger' may not use metadata (PERMISSION_DENIED)"),
         ):
-            ended = run_triglot(*call, "fp32", "x=[1, 2]", environment=variables)
-            assert (ended.returncode, ended.stdout) == (1, "")
-            assert problem in ended.stderr
-            assert "of-" not in ended.stderr
+            completed = run_triglot(*call, "fp32", "x=[1, 2]", environment=variables)
+            assert (completed.returncode, completed.stdout) == (1, "")
+            assert problem in completed.stderr
+            assert "of-" not in completed.stderr
     for flag, problem in (
         ("no/such/file", "No such file"),
         (tmp_path / "wrong", "expected a token, ASCII without"),
     ):
-        ended = run_triglot("infer", "--token-file", flag, "fp32")
-        assert ended.returncode == 2
-        assert f"--token-file: {flag}: {problem}" in ended.stderr
-        assert "words" not in ended.stderr
+        completed = run_triglot("infer", "--token-file", flag, "fp32")
+        assert completed.returncode == 2
+        assert f"--token-file: {flag}: {problem}" in completed.stderr
+        assert "words" not in completed.stderr
 
 
 def test_the_default_address_is_that_of_serve() -> None:

@@ -102,9 +102,9 @@ class Served:
 
     def lines(self, *arguments: str | Path) -> list[str]:
         """What it prints when not all is equal."""
-        ended = self.replay(*arguments)
-        assert (ended.returncode, ended.stderr) == (1, "")
-        return ended.stdout.splitlines()
+        completed = self.replay(*arguments)
+        assert (completed.returncode, completed.stderr) == (1, "")
+        return completed.stdout.splitlines()
 
 
 @pytest.fixture(scope="module")
@@ -140,16 +140,16 @@ def test_answers_of_every_datatype_recorded_and_replayed(tmp_path: Path, tensor_
         server.stop()
     flags = ["--tensor-content"] if tensor_content else []
     with Triglot(models, *FREE_PORTS, *flags) as server:
-        ended = Served(server.ports()[0]).replay("--json", records / "r-00001.tfrecord")
+        completed = Served(server.ports()[0]).replay("--json", records / "r-00001.tfrecord")
     expected = {"records": len(sent), "equal": len(sent), "different": 0, "failed": 0, "differences": []}
-    assert (ended.returncode, json.loads(ended.stdout)) == (0, expected)
+    assert (completed.returncode, json.loads(completed.stdout)) == (0, expected)
 
 
 def test_the_table(served: Served, tmp_path: Path) -> None:
     files = record(tmp_path / "one", half(1), half(2)), record(tmp_path / "two", half(3))
-    ended = served.replay(*files)
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert ended.stdout == "records  equal  different  failed\n      3      3          0       0\n"
+    completed = served.replay(*files)
+    assert (completed.returncode, completed.stderr) == (0, "")
+    assert completed.stdout == "records  equal  different  failed\n      3      3          0       0\n"
 
 
 def test_another_model_and_version(served: Served, tmp_path: Path) -> None:
@@ -179,8 +179,8 @@ def test_a_tolerance(served: Served, tmp_path: Path) -> None:
     assert served.replay(file, "--model", "next", "--tolerance", "0.01").returncode == 0
     assert served.replay(file, "--model", "next", "--tolerance", "0.00001").returncode == 1
     for wrong in ("-1", "nan", "inf"):
-        ended = served.replay(file, f"--tolerance={wrong}")
-        assert (ended.returncode, ended.stderr) == (
+        completed = served.replay(file, f"--tolerance={wrong}")
+        assert (completed.returncode, completed.stderr) == (
             2,
             f"triglot: --tolerance: expected a number from 0, got {wrong}\n",
         )
@@ -271,16 +271,16 @@ def test_files_that_cannot_be_read(served: Served, tmp_path: Path, data: bytes |
     file = tmp_path / "r"
     if data is not None:
         file.write_bytes(data)
-    ended = served.replay(file)
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr.startswith(f"triglot: {file}: {text}")
+    completed = served.replay(file)
+    assert (completed.returncode, completed.stdout) == (2, "")
+    assert completed.stderr.startswith(f"triglot: {file}: {text}")
 
 
 def test_no_server_for_records(tmp_path: Path) -> None:
-    ended = run_triglot("replay", "--to", "127.0.0.1:1", record(tmp_path / "r", half(1)))
-    assert (ended.returncode, ended.stdout) == (1, "")
-    assert ended.stderr.startswith("triglot: no gRPC server answers at 127.0.0.1:1: ")
-    assert ended.stderr.endswith("or check --to and --tls\n")
+    completed = run_triglot("replay", "--to", "127.0.0.1:1", record(tmp_path / "r", half(1)))
+    assert (completed.returncode, completed.stdout) == (1, "")
+    assert completed.stderr.startswith("triglot: no gRPC server answers at 127.0.0.1:1: ")
+    assert completed.stderr.endswith("or check --to and --tls\n")
 
 
 def test_a_server_with_tls_and_access_control(tmp_path: Path) -> None:
@@ -296,6 +296,6 @@ def test_a_server_with_tls_and_access_control(tmp_path: Path) -> None:
     file = record(tmp_path / "r", half(1))
     with Triglot(tmp_path / "half", *FREE_PORTS, *flags, "--access", tmp_path / "access.toml") as server:
         to = ("replay", file, "--to", f"localhost:{server.ports()[0]}", "--tls-ca", tmp_path / "ca.pem")
-        ended = run_triglot(*to, "--token-file", tmp_path / "token")
-        assert ended.returncode == 0, ended.stdout + ended.stderr
+        completed = run_triglot(*to, "--token-file", tmp_path / "token")
+        assert completed.returncode == 0, completed.stdout + completed.stderr
         assert "set TRIGLOT_TOKEN or --token-file (UNAUTHENTICATED)" in run_triglot(*to).stdout

@@ -270,13 +270,13 @@ def test_a_monitoring_file_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_help_and_version() -> None:
-    ended = run_triglot("tfserving", "--help", environment={"COLUMNS": "1000"})
-    assert ended.returncode == 0
+    completed = run_triglot("tfserving", "--help", environment={"COLUMNS": "1000"})
+    assert completed.returncode == 0
     for name in FLAGS:
-        assert re.search(rf"^ +--{name} \S+\s+\S.*$", ended.stdout, re.MULTILINE), name
+        assert re.search(rf"^ +--{name} \S+\s+\S.*$", completed.stdout, re.MULTILINE), name
     for name in (*TUNING, *REFUSED):
-        assert re.search(rf"\b{name}\b", ended.stdout), name
-    assert re.search(r"^network:\n  --port PORT\s", ended.stdout, re.MULTILINE)
-    assert re.search(r"^scheduling:\n  --enable_batching \[true\|false\]\s", ended.stdout, re.MULTILINE)
-    ended = run_triglot("tfserving", "--version")
-    assert (ended.returncode, ended.stdout) == (0, f"triglot {triglot.__version__} ({build()})\n")
+        assert re.search(rf"\b{name}\b", completed.stdout), name
+    assert re.search(r"^network:\n  --port PORT\s", completed.stdout, re.MULTILINE)
+    assert re.search(r"^scheduling:\n  --enable_batching \[true\|false\]\s", completed.stdout, re.MULTILINE)
+    completed = run_triglot("tfserving", "--version")
+    assert (completed.returncode, completed.stdout) == (0, f"triglot {triglot.__version__} ({build()})\n")

@@ -89,16 +89,16 @@ def test_wrong_configuration_files(tmp_path: Path, text: str, message: str) -> N
     ],
 )
 def test_a_wrong_command_line(arguments: list[str], text: str) -> None:
-    ended = run_triglot("tfserving", *arguments)
-    assert ended.returncode == 2
-    assert text in ended.stderr
-    assert ended.stderr.count("\n") == 1
-    assert not ended.stdout
+    completed = run_triglot("tfserving", *arguments)
+    assert completed.returncode == 2
+    assert text in completed.stderr
+    assert completed.stderr.count("\n") == 1
+    assert not completed.stdout
 
 
 def test_an_error_is_one_line() -> None:
-    ended = run_triglot("tfserving", "--model_base_path=/m", "--use_alts_credentials")
-    assert ended.returncode == 2
-    assert ended.stderr == (
+    completed = run_triglot("tfserving", "--model_base_path=/m", "--use_alts_credentials")
+    assert completed.returncode == 2
+    assert completed.stderr == (
         "triglot: --use_alts_credentials: ALTS is not supported; put the server behind a proxy\n"
     )

@@ -321,8 +321,8 @@ def test_the_file_is_followed(tmp_path: Path) -> None:
 def test_a_wrong_file_ends_the_start(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "models.config"
     file.write_text(text)
-    ended = run_triglot("tfserving", f"--model_config_file={file}")
-    assert (ended.returncode, ended.stderr) == (2, f"triglot: {message.format(file=file)}\n")
+    completed = run_triglot("tfserving", f"--model_config_file={file}")
+    assert (completed.returncode, completed.stderr) == (2, f"triglot: {message.format(file=file)}\n")
 
 
 # --- Vertex AI ---
@@ -352,6 +352,6 @@ def test_a_path_wins_over_the_model_of_vertex_ai(tmp_path: Path) -> None:
 
 
 def test_a_model_in_a_bucket_is_not_fetched() -> None:
-    ended = run_triglot("serve", environment={"AIP_HTTP_PORT": "8080", "AIP_STORAGE_URI": "gs://bucket/model"})
-    assert ended.returncode == 2
-    assert re.fullmatch(r"triglot: AIP_STORAGE_URI: expected a local folder.*\n", ended.stderr)
+    completed = run_triglot("serve", environment={"AIP_HTTP_PORT": "8080", "AIP_STORAGE_URI": "gs://bucket/model"})
+    assert completed.returncode == 2
+    assert re.fullmatch(r"triglot: AIP_STORAGE_URI: expected a local folder.*\n", completed.stderr)

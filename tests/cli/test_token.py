@@ -18,20 +18,20 @@ TOKEN = re.compile(r"[A-Za-z0-9_-]{43}\n")
 
 @pytest.mark.parametrize("name", ["search", "a.b@example-1"])
 def test_a_token_and_the_lines_for_the_file(name: str) -> None:
-    ended = run_triglot("token", name)
-    assert ended.returncode == 0
-    assert TOKEN.fullmatch(ended.stdout)
-    token = ended.stdout.strip()
-    assert token not in ended.stderr
-    (client,) = read_access(Path("access.toml"), ended.stderr.encode()).clients
+    completed = run_triglot("token", name)
+    assert completed.returncode == 0
+    assert TOKEN.fullmatch(completed.stdout)
+    token = completed.stdout.strip()
+    assert token not in completed.stderr
+    (client,) = read_access(Path("access.toml"), completed.stderr.encode()).clients
     assert (client.name, client.tokens) == (name, (hashlib.sha256(token.encode()).digest(),))
     assert client.operations == INSPECTION | {Operation.INFER}
     assert client.models == ("*",)
 
 
 def test_operations_and_models() -> None:
-    ended = run_triglot("token", "ops", "--operations", "health, model-control", "--models", "rank-*,other")
-    (client,) = tomllib.loads(ended.stderr)["client"].values()
+    completed = run_triglot("token", "ops", "--operations", "health, model-control", "--models", "rank-*,other")
+    (client,) = tomllib.loads(completed.stderr)["client"].values()
     assert (client["operations"], client["models"]) == (["health", "model-control"], ["rank-*", "other"])
 
 
@@ -53,13 +53,13 @@ def test_each_token_is_another() -> None:
     ],
 )
 def test_what_the_file_could_not_have(arguments: tuple[str, ...], problem: str) -> None:
-    ended = run_triglot("token", *arguments)
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr.startswith("triglot: ")
-    assert problem in ended.stderr
+    completed = run_triglot("token", *arguments)
+    assert (completed.returncode, completed.stdout) == (2, "")
+    assert completed.stderr.startswith("triglot: ")
+    assert problem in completed.stderr
 
 
 def test_help_says_how_it_is_used() -> None:
-    ended = run_triglot("token", "--help")
-    assert "access.toml" in ended.stdout
-    assert "--operations" in ended.stdout
+    completed = run_triglot("token", "--help")
+    assert "access.toml" in completed.stdout
+    assert "--operations" in completed.stdout

@@ -175,6 +175,6 @@ def test_a_server_makes_no_faults_with_each_large_call(tmp_path: Path) -> None:
 def test_the_option_says_whether_malloc_is_told(tmp_path: Path, malloc: str, asked: bool) -> None:
     words = ("serve", tmp_path / "nothing", *FREE_PORTS, "--log-level", "debug", "--malloc", malloc)
     # Who asks finds that it has been told already, and says so.
-    ended = run_triglot(*words, environment={TUNABLES: "glibc.malloc.trim_threshold=131072"})
-    assert ended.returncode == 1
-    assert ("malloc is left as it is" in ended.stderr) == asked
+    completed = run_triglot(*words, environment={TUNABLES: "glibc.malloc.trim_threshold=131072"})
+    assert completed.returncode == 1
+    assert ("malloc is left as it is" in completed.stderr) == asked

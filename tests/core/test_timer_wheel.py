@@ -49,15 +49,15 @@ async def test_each_expires_once_and_not_before_its_deadline() -> None:
 async def test_what_is_discarded_does_not_expire() -> None:
     wheel = TimerWheel(asyncio.get_running_loop())
     deadline = time.monotonic() + SOON
-    gone, same_tick, last = Entry(), Entry(), Entry()
-    tick = wheel.add(gone, deadline)
+    discarded, same_tick, last = Entry(), Entry(), Entry()
+    tick = wheel.add(discarded, deadline)
     wheel.add(same_tick, deadline)
     wheel.add(last, deadline + SOON)
-    wheel.discard(gone, tick)
-    wheel.discard(gone, tick)
+    wheel.discard(discarded, tick)
+    wheel.discard(discarded, tick)
     await until(lambda: bool(last.expired))
     assert same_tick.expired
-    assert not gone.expired
+    assert not discarded.expired
 
 
 async def test_one_that_fails_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:

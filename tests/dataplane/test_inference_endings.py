@@ -20,12 +20,12 @@ LATE = 0.05
 
 @pytest.mark.parametrize("fails", [True, False], ids=["fails", "answers"])
 async def test_a_model_that_goes_on_past_the_deadline(fails: bool) -> None:
-    begun, go_on, ended = asyncio.Event(), asyncio.Event(), list[int]()
+    begun, go_on, steps_after = asyncio.Event(), asyncio.Event(), list[int]()
 
     async def infer(inputs: Arrays) -> Arrays:
         begun.set()
         await go_on.wait()
-        ended.append(1)
+        steps_after.append(1)
         if fails:
             raise RuntimeError("too late")
         return {"y": inputs["x"]}
@@ -41,5 +41,5 @@ async def test_a_model_that_goes_on_past_the_deadline(fails: bool) -> None:
         while time.monotonic() <= deadline + 1 / TICKS:
             pass
         assert (await asked).code is Code.DEADLINE_EXCEEDED
-        await until(lambda: bool(ended))
+        await until(lambda: bool(steps_after))
         await served.is_idle()

@@ -128,7 +128,7 @@ async def test_errors_of_streams(on_loop: bool) -> None:
 # --- what is counted ---
 
 
-def counted(served: Served) -> dict[tuple[str, str, str, str], int]:
+def counts_of(served: Served) -> dict[tuple[str, str, str, str], int]:
     """Calls by protocol, method, model and code."""
     return {
         (endpoint.protocol, endpoint.method, kind.model, kind.code.name): stats.latency.count
@@ -151,7 +151,7 @@ async def test_what_is_counted() -> None:
     async with serving(models) as served:
         await served.infer("outer", ints(1))
         telemetry = served.server.telemetry
-        assert counted(served) == {
+        assert counts_of(served) == {
             ("internal", "infer", "twice", "OK"): 1,
             ("internal", "infer_stream", "twice", "OK"): 1,
             ("internal", "infer", "failing", "NOT_FOUND"): 1,
@@ -184,5 +184,5 @@ async def test_warm_up_reaches_other_models_and_counts_nothing() -> None:
         "outer": Function(lambda inputs, call: call.infer("twice", inputs), example={"x": ints(1)}),
     }
     async with serving(models) as served:
-        assert counted(served) == {}
+        assert counts_of(served) == {}
         assert (await served.infer("outer", ints(1))).tolist() == [2]

@@ -16,7 +16,7 @@ Series = Mapping[str, Sequence[Mapping[str, str]]]
 Labels = frozenset[str]
 
 
-class NotThere(Exception):
+class LabelNotFound(Exception):
     """The scrape has nothing of this name."""
 
 
@@ -60,16 +60,16 @@ def _labels(node: ast.Expr, series: Series) -> Labels | None:
 def _selected(selector: ast.VectorSelector, series: Series) -> Labels:
     found = series.get(selector.name or "")
     if found is None:
-        raise NotThere(f"metric {selector.name}")
+        raise LabelNotFound(f"metric {selector.name}")
     labels = TARGET.union(*found)
     for matcher in selector.matchers.matchers:
         if matcher.name not in labels:
-            raise NotThere(f"label {matcher.name} of {selector.name}")
+            raise LabelNotFound(f"label {matcher.name} of {selector.name}")
         if matcher.name in TARGET or matcher.op not in (MatchOp.Equal, MatchOp.Re):
             continue
         wanted = re.escape(matcher.value) if matcher.op == MatchOp.Equal else matcher.value
         if not any(re.fullmatch(wanted, labels.get(matcher.name, "")) for labels in found):
-            raise NotThere(f"value {matcher.value!r} of label {matcher.name} of {selector.name}")
+            raise LabelNotFound(f"value {matcher.value!r} of label {matcher.name} of {selector.name}")
     return labels
 
 
@@ -90,7 +90,7 @@ def _joined(node: ast.BinaryExpr, series: Series) -> Labels | None:
     if str(node.op) == "or":
         return left | right
     if left != right:
-        raise NotThere(
+        raise LabelNotFound(
             f"{sorted(left)} on the left, {sorted(right)} on the right of {node.op} in {node.prettify()}"
         )
     return left
@@ -98,4 +98,4 @@ def _joined(node: ast.BinaryExpr, series: Series) -> Labels | None:
 
 def _expect(named: Labels, labels: Labels | None, node: ast.Expr) -> None:
     if missing := named - (labels or frozenset()):
-        raise NotThere(f"label {', '.join(sorted(missing))} in {node.prettify()}")
+        raise LabelNotFound(f"label {', '.join(sorted(missing))} in {node.prettify()}")

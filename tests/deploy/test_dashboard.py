@@ -62,9 +62,11 @@ def test_every_panel_has_a_number_and_a_place_of_its_own() -> None:
         assert place["x"] >= 0, title
         assert place["x"] + place["w"] <= WIDTH, title
     for (title, combination), (other_title, other) in combinations(places.items(), 2):
-        beside = combination["x"] + combination["w"] <= other["x"] or other["x"] + other["w"] <= combination["x"]
+        side_by_side = (
+            combination["x"] + combination["w"] <= other["x"] or other["x"] + other["w"] <= combination["x"]
+        )
         below = combination["y"] + combination["h"] <= other["y"] or other["y"] + other["h"] <= combination["y"]
-        assert beside or below, f"{title} and {other_title} overlap"
+        assert side_by_side or below, f"{title} and {other_title} overlap"
 
 
 def test_every_panel_says_what_it_shows() -> None:

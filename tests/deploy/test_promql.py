@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from promql import NotThere, Series, labels_of
+from promql import LabelNotFound, Series, labels_of
 
 SERIES: Series = {
     "up": [{}],
@@ -47,7 +47,7 @@ def test_labels(text: str, labels: str | None) -> None:
     ],
 )
 def test_what_is_not_there(text: str, missing: str) -> None:
-    with pytest.raises(NotThere) as caught:
+    with pytest.raises(LabelNotFound) as caught:
         labels_of(text, SERIES)
     assert missing in str(caught.value)
 

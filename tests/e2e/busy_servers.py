@@ -16,7 +16,7 @@ from protocol_clients.every_protocol import (
     INTERFACES,
     MODEL,
     Interface,
-    Told,
+    Outcome,
     kserve_grpc,
     kserve_rest,
     kserve_stream,
@@ -44,7 +44,7 @@ async def until_let_go(server: Live) -> None:
     assert [reading.value for reading in version.servable.readings() if reading.name in HELD] == [0, 0]
 
 
-async def ask(server: Live, interface: Interface, value: float = 1, **more: Any) -> Told:
+async def ask(server: Live, interface: Interface, value: float = 1, **more: Any) -> Outcome:
     async with asyncio.timeout(SECONDS):
         return await interface(server, value, **more)
 

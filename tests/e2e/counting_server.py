@@ -38,7 +38,7 @@ RESPONSE_DURATIONS = ("compute_infer", "compute_output", "success", "fail", "emp
 Stats = Mapping[str, Any]
 
 
-class Counted(Served):
+class CountingServer(Served):
     """A running server, with clients over gRPC (`channel`) and REST (`session`)."""
 
     def __init__(self, server: triglot.Server, channel: grpc.aio.Channel, session: aiohttp.ClientSession) -> None:
@@ -150,14 +150,14 @@ def failing(inputs: Arrays) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def counting(models: Mapping[str, triglot.Model], **options: Any) -> AsyncIterator[Counted]:
+async def counting(models: Mapping[str, triglot.Model], **options: Any) -> AsyncIterator[CountingServer]:
     """Run a server with these models, given by name; `options` are those of `triglot.Config`."""
     async with (
         serving(models, **options) as served,
         grpc.aio.insecure_channel(f"127.0.0.1:{served.server.grpc_port}") as channel,
         aiohttp.ClientSession() as session,
     ):
-        yield Counted(served.server, channel, session)
+        yield CountingServer(served.server, channel, session)
 
 
 def message(model: str, *values: int, **parameters: int | bool) -> bytes:

@@ -94,7 +94,7 @@ class Story:
         return self.error if state in (State.FAILED, State.KEPT) else ""
 
 
-def told(story: Story, name: str) -> dict[str, Any]:
+def expected_of(story: Story, name: str) -> dict[str, Any]:
     """Return the expected result of each query of `Everywhere.ask`."""
     states = sorted(story.versions.items())
     serving = [str(number) for number in story.serving]
@@ -141,7 +141,7 @@ def told(story: Story, name: str) -> dict[str, Any]:
     }
 
 
-class Everywhere:
+class EveryInterface:
     """Queries a server about a model over every interface.
 
     `watch` has the statuses that the health service's Watch stream sent, collected on a thread.
@@ -171,7 +171,7 @@ class Everywhere:
 
     def expect(self, story: Story) -> None:
         """Check that every interface reports this state now, and wait until the Watch stream does."""
-        answers, expected = self.ask(story.versions), told(story, self.name)
+        answers, expected = self.ask(story.versions), expected_of(story, self.name)
         assert answers == expected, {key: answers[key] for key in expected if answers[key] != expected[key]}
         serves = "SERVING" if story.serving else "NOT_SERVING"
         status = serves if story.known else "SERVICE_UNKNOWN"

@@ -55,15 +55,15 @@ class Gateway:
             held = self._held(backend)
             for slot, port in held.items():
                 if port is not None and port not in ports:
-                    self._tell(f"set server {backend}/pod{slot} state maint")
+                    self._command(f"set server {backend}/pod{slot} state maint")
             free = [slot for slot in held if held[slot] is None]
             for slot, port in zip(free, sorted(ports - set(held.values())), strict=False):
-                self._tell(f"set server {backend}/pod{slot} addr 127.0.0.1 port {port}")
-                self._tell(f"set server {backend}/pod{slot} state ready")
+                self._command(f"set server {backend}/pod{slot} addr 127.0.0.1 port {port}")
+                self._command(f"set server {backend}/pod{slot} state ready")
 
     def _held(self, backend: str) -> dict[int, int | None]:
         """Return the port of each slot, None for an unused slot."""
-        lines = self._tell(f"show servers state {backend}").splitlines()
+        lines = self._command(f"show servers state {backend}").splitlines()
         names = lines[1].removeprefix("# ").split()
         rows = [dict(zip(names, line.split(), strict=False)) for line in lines[2:] if line]
         maintenance = 1  # Other flags describe the initial configuration.
@@ -74,7 +74,7 @@ class Gateway:
             for row in rows
         }
 
-    def _tell(self, command: str) -> str:
+    def _command(self, command: str) -> str:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(SECONDS)
             connection.connect(str(self._socket))

@@ -60,24 +60,30 @@ SEEN = {
     "shutdown": "UNAVAILABLE",
 }
 """Status code that the server counts, by event."""
-COUNTED_OTHERWISE = {("kserve_stream", "shutdown"): "CANCELLED"}
+OTHER_CODES = {("kserve_stream", "shutdown"): "CANCELLED"}
 """Exceptions by client and event: the requests of a stream do not learn why it is cancelled."""
 _GRPC = SEEN | {"cancel": LEFT}
 _HTTP = {"ok": "200", "cancel": LEFT, "deadline": "504", "error": "500", "crash": "503", "shutdown": "503"}
-_TOLD = {"ok": "OK", "cancel": LEFT, "deadline": "status 504", "error": "status 500", "crash": "status 503"}
-TOLD: dict[str, dict[str, str]] = {
+_REST_OUTCOMES = {
+    "ok": "OK",
+    "cancel": LEFT,
+    "deadline": "status 504",
+    "error": "status 500",
+    "crash": "status 503",
+}
+OUTCOMES: dict[str, dict[str, str]] = {
     "kserve_grpc": _GRPC,
     "kserve_stream": _GRPC | {"error": IN_BAND, "crash": IN_BAND},
     "kserve_rest": _HTTP,
     "tfserving_grpc": _GRPC,
     "tfserving_rest": _HTTP,
-    "grps_grpc": _TOLD | {"shutdown": "UNAVAILABLE"},
-    "grps_streaming": _TOLD | {"shutdown": "UNAVAILABLE"},
+    "grps_grpc": _REST_OUTCOMES | {"shutdown": "UNAVAILABLE"},
+    "grps_streaming": _REST_OUTCOMES | {"shutdown": "UNAVAILABLE"},
     "grps_http": _HTTP,
-    "grps_chunked": _TOLD | {"ok": "200", "shutdown": CUT_OFF},
+    "grps_chunked": _REST_OUTCOMES | {"ok": "200", "shutdown": CUT_OFF},
 }
 """Outcome for the client, by client and event."""
-ORPHAN_TOLD = {"kserve_grpc": "INVALID_ARGUMENT", "kserve_stream": IN_BAND, "kserve_rest": "400"}
+ORPHAN_OUTCOMES = {"kserve_grpc": "INVALID_ARGUMENT", "kserve_stream": IN_BAND, "kserve_rest": "400"}
 """Outcome, by client, of a request of a sequence that has ended with its process."""
 AT_ITS_DEADLINE = {"DEADLINE_EXCEEDED", "status 504", IN_BAND}
 """Outcomes for a gRPC client at its deadline: its own timer's, or what the server has sent by then."""
@@ -121,26 +127,26 @@ class Case:
         return (self.event, self.point, self.kind) == ("crash", "queued", "sequence")
 
     @property
-    def told(self) -> set[str]:
+    def outcomes(self) -> set[str]:
         """Possible outcomes for the client."""
         if self.survives:
             return {CLIENTS[self.client].good}
         if self.orphaned:
-            return {ORPHAN_TOLD[self.client]}
+            return {ORPHAN_OUTCOMES[self.client]}
         if self.event == "deadline" and "grpc" in self.client + CLIENTS[self.client].endpoint[1].lower():
             return AT_ITS_DEADLINE
         if (self.client, self.event) == ("grps_streaming", "shutdown"):
             return BETWEEN_ANSWERS
-        return {TOLD[self.client][self.event]}
+        return {OUTCOMES[self.client][self.event]}
 
     @property
-    def counted(self) -> str:
+    def counted_code(self) -> str:
         """Status code that the server counts."""
         if self.survives:
             return "OK"
         if self.orphaned:
             return "INVALID_ARGUMENT"
-        return COUNTED_OTHERWISE.get((self.client, self.event), SEEN[self.event])
+        return OTHER_CODES.get((self.client, self.event), SEEN[self.event])
 
     @property
     def may_count_as(self) -> set[str]:
@@ -149,7 +155,7 @@ class Case:
         A request that was read late is then cancelled before the server's deadline.
         """
         by_its_own_clock = self.event == "deadline" and CLIENTS[self.client].endpoint[1] == "GRPC"
-        return {self.counted, "CANCELLED"} if by_its_own_clock else {self.counted}
+        return {self.counted_code, "CANCELLED"} if by_its_own_clock else {self.counted_code}
 
     def __str__(self) -> str:
         return f"{self.model}-{self.client}-{self.event}-{self.point}".replace(" ", "_")
@@ -168,15 +174,15 @@ def carries(client: type[Client] | Client, model: str) -> bool:
 
 def points(model: str, event: str) -> tuple[str, ...]:
     """Return the points where the event may happen to a request of such a model."""
-    everywhere = POINTS[model.partition("_")[0]]
-    running = everywhere[everywhere.index(first_point(model)) :]
+    points_of_model = POINTS[model.partition("_")[0]]
+    running = points_of_model[points_of_model.index(first_point(model)) :]
     if event == "ok":
         return running[-1:]
     if event == "error" or model in ("unary_loop", "decoupled_loop"):
         return running
-    if event == "deadline" and "growing" in everywhere:
+    if event == "deadline" and "growing" in points_of_model:
         return running  # A batch does not wait for more requests that long.
-    return everywhere
+    return points_of_model
 
 
 def cases() -> Iterator[Case]:

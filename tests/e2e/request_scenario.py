@@ -7,7 +7,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable
 
-from request_cases import TOLD, WAITING, Case, first_point, good, part
+from request_cases import OUTCOMES, WAITING, Case, first_point, good, part
 from request_checkpoints import Visit
 from request_served import Served, tries
 
@@ -73,7 +73,7 @@ class Scenario:
         self.let_everybody_go()
         for attempt in (self.first, self.subject, self.companion):
             if attempt is not None:
-                await attempt.ended()
+                await attempt.wait_ended()
         await self.served.at_rest(aborted=True)
 
     @property
@@ -128,15 +128,15 @@ class Scenario:
     async def end(self) -> bool:
         """Check the outcome of all requests; returns whether any ended with a gRPC status other than OK."""
         case = self.case
-        told = await self.sent.ended()
-        assert told in case.told, f"{told}, expected {case.told}"
+        outcome = await self.sent.wait_ended()
+        assert outcome in case.outcomes, f"{outcome}, expected {case.outcomes}"
         # The server has ended the call, although the model still runs.
         await until(lambda: self.counts().keys() & case.may_count_as, "it is not counted", self.counts)
         self.let_everybody_go()
-        seen = [told]
+        seen = [outcome]
         for other in (self.first, self.companion):
             if other is not None:
-                seen.append(await other.ended())
+                seen.append(await other.wait_ended())
                 expected = self._expected(other)
                 assert seen[-1] in expected, f"beside it: {seen[-1]}, expected {expected}"
         if self._stopping is not None:
@@ -146,19 +146,19 @@ class Scenario:
 
     def counts(self) -> Counter[str]:
         """Return the number of calls that ended with each code since the scenario began."""
-        return self.served.counted(self.case.client) - self.before
+        return self.served.counted_code(self.case.client) - self.before
 
     def _expected(self, other: Attempt) -> set[str]:
         """Return the possible outcomes of a request beside the subject."""
         case = self.case
         if self.served.hurried:
-            return case.told | {self.client.good}  # It expires, too, or continues before that.
+            return case.outcomes | {self.client.good}  # It expires, too, or continues before that.
         # While the subject waits, the first one runs; while it runs, the first has ended, and the companion runs.
-        is_there = case.waits or other is not self.first
-        if case.event == "shutdown" and is_there:
-            return case.told
+        is_open = case.waits or other is not self.first
+        if case.event == "shutdown" and is_open:
+            return case.outcomes
         if case.event in ("error", "crash") and (other is self.first) == case.waits:
-            return {TOLD[case.client][case.event]}
+            return {OUTCOMES[case.client][case.event]}
         return {self.client.good}
 
 
@@ -167,13 +167,13 @@ async def run(served: Served, case: Case, timeout: float | None = None) -> None:
 
     `timeout`: the client's deadline in seconds in the first attempt; it doubles with each further one.
     """
-    for attempt in tries(f"it was not {case.point}, or not counted as {case.counted}"):
+    for attempt in tries(f"it was not {case.point}, or not counted as {case.counted_code}"):
         scenario = Scenario(served, case)
         try:
             if await scenario.begin(None if timeout is None else timeout * 2**attempt):
                 await scenario.happens()
                 await served.at_rest(aborted=await scenario.end())
-                if case.counted in scenario.counts():
+                if case.counted_code in scenario.counts():
                     return
             else:
                 await scenario.give_up()

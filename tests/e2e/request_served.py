@@ -68,7 +68,7 @@ class Served:
     async def infer(self, client: str, request: Request) -> tuple[str, list[str]]:
         """Send a request; returns its outcome and the texts of its responses."""
         attempt = self.clients[client].begin(request)
-        return await attempt.ended(), attempt.answers
+        return await attempt.wait_ended(), attempt.answers
 
     async def infer_well(self, model: str, client: str) -> None:
         """Send a request to this model that must succeed. Raise `AssertionError` when it does not."""
@@ -91,9 +91,9 @@ class Served:
     def so_far(self, client: str) -> Counter[str]:
         """As `counted`, at the start of a test; `at_rest` allows the threads and calls that exist now."""
         self.threads, self.old_calls = threads(), calls()  # Other tests may keep calls alive.
-        return self.counted(client)
+        return self.counted_code(client)
 
-    def counted(self, client: str) -> Counter[str]:
+    def counted_code(self, client: str) -> Counter[str]:
         """Return the number of this client's inferences that ended with each code."""
         endpoint = self.clients[client].endpoint
         counts: Counter[str] = Counter()
@@ -116,8 +116,8 @@ class Served:
 
     def check_spans(self, attempts: Iterable[Attempt | None]) -> None:
         """Check that each inference, also by a model, has one ended span, with the client's span as ancestor."""
-        counted = [stats.latency.count for call, _, stats in self.server.telemetry.calls() if call.inference]
-        assert len(self.spans.calls()) == sum(counted)
+        counts = [stats.latency.count for call, _, stats in self.server.telemetry.calls() if call.inference]
+        assert len(self.spans.calls()) == sum(counts)
         for attempt in filter(None, attempts):
             trace = self.spans.of(attempt.trace)
             roots = [span for span in trace if span.kind == SERVER]

@@ -44,20 +44,20 @@ async def test_a_running_model_sees_that_its_caller_left(interface: Interface) -
 
 @EVERY_INTERFACE
 async def test_code_on_the_loop_is_cancelled_when_its_caller_leaves(interface: Interface) -> None:
-    runs, ended = asyncio.Event(), asyncio.Event()
+    runs, finished = asyncio.Event(), asyncio.Event()
 
     async def infer(inputs: Inputs) -> Any:
         runs.set()
         try:
             await asyncio.Event().wait()
         finally:
-            ended.set()
+            finished.set()
 
     async with live({MODEL: Plain(infer)}) as server:
         leaving = asyncio.ensure_future(interface(server, 1))
         await asyncio.wait_for(runs.wait(), SECONDS)
         leaving.cancel()
-        await asyncio.wait_for(ended.wait(), SECONDS)
+        await asyncio.wait_for(finished.wait(), SECONDS)
         await until_let_go(server)
 
 
@@ -65,12 +65,12 @@ async def test_a_client_that_leaves_while_it_sends() -> None:
     async with live({MODEL: Scripted()}, max_connections=1) as server:
         _, writer = await asyncio.open_connection("127.0.0.1", server.server.rest_port)
         writer.write(b"POST /v2/models/scripted/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
-        await until_told(server, Code.UNAVAILABLE)  # It is the one call that may be open.
+        await until_code(server, Code.UNAVAILABLE)  # It is the one call that may be open.
         writer.close()
-        await until_told(server, Code.OK)
+        await until_code(server, Code.OK)
 
 
-async def until_told(server: Live, code: Code) -> None:
+async def until_code(server: Live, code: Code) -> None:
     async with asyncio.timeout(SECONDS):
         while (await kserve_rest(server, 1)).code is not code:
             pass
@@ -111,13 +111,13 @@ async def test_a_streaming_model_is_closed_at_its_next_answer(interface: Interfa
         steps = Steps()
         model = Plain(steps.on_loop if on_loop else steps.on_thread)
         async with live({MODEL: model}, default_timeout=later) as server:
-            told = await ask(server, interface)
-            assert told.code is Code.DEADLINE_EXCEEDED
-            assert "default_timeout" in told.text
+            outcome = await ask(server, interface)
+            assert outcome.code is Code.DEADLINE_EXCEEDED
+            assert "default_timeout" in outcome.text
             await until_let_go(server)
             if not steps.yields:
                 continue
-            assert "passed while the model was streaming" in told.text
+            assert "passed while the model was streaming" in outcome.text
             steps.go.release(2)
             assert await asyncio.to_thread(steps.closed.wait, SECONDS)
             assert steps.yields <= 2

@@ -28,12 +28,12 @@ async def test_the_servers_default_ends_a_running_call(interface: Interface) -> 
     for later in ever_later(SOON):
         model = Scripted(open_gate=False)
         async with live({MODEL: model}, default_timeout=later) as server:
-            told = await ask(server, interface)
-            assert told.code is Code.DEADLINE_EXCEEDED
-            assert f"the server's default_timeout of {later:g} seconds passed " in told.text
+            outcome = await ask(server, interface)
+            assert outcome.code is Code.DEADLINE_EXCEEDED
+            assert f"the server's default_timeout of {later:g} seconds passed " in outcome.text
             if not model.calls:
                 continue
-            assert "passed while the model" in told.text
+            assert "passed while the model" in outcome.text
             assert model.calls[0].cancelled
             await until_let_go(server)
             model.gate.set()
@@ -54,10 +54,10 @@ async def test_a_model_that_sees_the_deadline_first_is_no_other_error(interface:
 
     for later in ever_later(SOON):
         async with live({MODEL: Plain(infer)}, default_timeout=later) as server:
-            told = await ask(server, interface)
-            assert told.code is Code.DEADLINE_EXCEEDED
+            outcome = await ask(server, interface)
+            assert outcome.code is Code.DEADLINE_EXCEEDED
         if begun.is_set():
-            assert f"default_timeout of {later:g} seconds passed while the model" in told.text
+            assert f"default_timeout of {later:g} seconds passed while the model" in outcome.text
             break
 
 
@@ -66,34 +66,34 @@ async def test_the_servers_default_ends_a_waiting_call(interface: Interface) -> 
     for later in ever_later(SOON):
         model = Scripted(open_gate=False)
         async with busy(model, default_timeout=later) as server:
-            told = await ask(server, interface)
-            assert told.code is Code.DEADLINE_EXCEEDED
-            assert f"default_timeout of {later:g} seconds passed " in told.text
+            outcome = await ask(server, interface)
+            assert outcome.code is Code.DEADLINE_EXCEEDED
+            assert f"default_timeout of {later:g} seconds passed " in outcome.text
             await until(lambda: server.leases() == 1)
         assert model.started == [0]
-        if "while the request waited in the queue" in told.text:
+        if "while the request waited in the queue" in outcome.text:
             break
 
 
 @EVERY_INTERFACE
 async def test_code_on_the_loop_is_cancelled_at_the_deadline(interface: Interface) -> None:
-    begun, ended = asyncio.Event(), asyncio.Event()
+    begun, finished = asyncio.Event(), asyncio.Event()
 
     async def infer(inputs: Inputs) -> Any:
         begun.set()
         try:
             await asyncio.Event().wait()
         finally:
-            ended.set()
+            finished.set()
 
     for later in ever_later(SOON):
         async with live({MODEL: Plain(infer)}, default_timeout=later) as server:
-            told = await ask(server, interface)
-            assert told.code is Code.DEADLINE_EXCEEDED
-            assert "default_timeout" in told.text
+            outcome = await ask(server, interface)
+            assert outcome.code is Code.DEADLINE_EXCEEDED
+            assert "default_timeout" in outcome.text
             await until_let_go(server)
         if begun.is_set():
-            assert ended.is_set()
+            assert finished.is_set()
             break
 
 
@@ -117,11 +117,11 @@ async def test_code_on_the_loop_that_goes_on_at_the_deadline_is_late(interface: 
             await asyncio.wait([asked, begun], return_when=asyncio.FIRST_COMPLETED)
             go_on.set()
             begun.cancel()
-            told = await asked
-            assert told.code is Code.DEADLINE_EXCEEDED
+            outcome = await asked
+            assert outcome.code is Code.DEADLINE_EXCEEDED
             await until_let_go(server)
         if cancelled.is_set():
-            assert f"default_timeout of {later:g} seconds passed while the model ran" in told.text
+            assert f"default_timeout of {later:g} seconds passed while the model ran" in outcome.text
             break
 
 
@@ -230,9 +230,9 @@ async def test_timeout_that_the_queue_policy_allows_ends_a_queued_request(
 ) -> None:
     model = kind(open_gate=False)
     async with busy(model) as server:
-        told = await ask(server, interface, parameters={"timeout": 1000, "priority": priority})
-        assert told.text.endswith("Request timeout expired")
-        assert interface is kserve_stream or told.code is Code.UNAVAILABLE
+        outcome = await ask(server, interface, parameters={"timeout": 1000, "priority": priority})
+        assert outcome.text.endswith("Request timeout expired")
+        assert interface is kserve_stream or outcome.code is Code.UNAVAILABLE
     assert model.started == [0]
 
 
@@ -242,9 +242,9 @@ async def test_the_servers_default_ends_a_member_of_a_batch(interface: Interface
     async with live({MODEL: model}, default_timeout=SOON) as server:
         first = asyncio.ensure_future(kserve_grpc(server, 0, timeout=SECONDS))
         await model.wait_until_entered()
-        told = await ask(server, interface)
-        assert told.code is Code.DEADLINE_EXCEEDED
-        assert "default_timeout" in told.text
+        outcome = await ask(server, interface)
+        assert outcome.code is Code.DEADLINE_EXCEEDED
+        assert "default_timeout" in outcome.text
         model.gate.set()
         assert (await first).code is Code.OK
         await until_let_go(server)
@@ -259,9 +259,9 @@ async def test_a_rest_calls_time_is_over(interface: Interface) -> None:
     for later in ever_later(SOON):
         model = Scripted(open_gate=False)
         async with live({MODEL: model}, rest_timeout=later, default_timeout=1000.0) as server:
-            told = await ask(server, interface)
-            assert told.code is Code.DEADLINE_EXCEEDED
-            assert f"the server's rest_timeout of {later:g} seconds passed " in told.text
+            outcome = await ask(server, interface)
+            assert outcome.code is Code.DEADLINE_EXCEEDED
+            assert f"the server's rest_timeout of {later:g} seconds passed " in outcome.text
             await until_let_go(server)
             model.gate.set()
         if model.calls:

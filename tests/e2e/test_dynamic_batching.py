@@ -136,8 +136,8 @@ def test_an_error_reaches_every_member_and_the_next_batch_runs(channel: grpc.Cha
 
 
 def test_who_leaves_leaves_the_others_alone(channel: grpc.Channel) -> None:
-    gone = ask(channel, request("full", 1, 2))
-    gone.cancel()
+    cancelled = ask(channel, request("full", 1, 2))
+    cancelled.cancel()
     assert answer(ask(channel, request("full", *range(8))).result()) == doubled(*range(8))
 
 

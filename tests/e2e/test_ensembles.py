@@ -13,7 +13,7 @@ import pytest
 from server_process import ServerProcess
 from steady_caller import Caller
 
-from process import SECONDS, write_whole
+from process import SECONDS, write_atomically
 from protocol_clients.channel import rpc
 from protocol_clients.grps import post, predicted, tensors
 from protocol_clients.rest import Rest
@@ -73,9 +73,9 @@ def write_repository(folder: Path) -> None:
         "caller": CALLER,
         "async_caller": ASYNC_CALLER,
     }.items():
-        write_whole(folder / name / "1" / "model.py", text)
+        write_atomically(folder / name / "1" / "model.py", text)
     (folder / "config_form" / "1").mkdir(parents=True)
-    write_whole(folder / "config_form" / "config.pbtxt", CONFIG_FORM)
+    write_atomically(folder / "config_form" / "config.pbtxt", CONFIG_FORM)
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +173,7 @@ def test_parts_are_swapped_under_traffic(tmp_path: Path, model: str) -> None:
                 ("double/2", ON_LOOP.replace("* 2", "* 3"), [9.0]),
                 ("increment/1", ON_THREAD.replace("+ 1", "+ 3"), [12.0]),
             ):
-                write_whole(tmp_path / place / "model.py", text)
+                write_atomically(tmp_path / place / "model.py", text)
                 asking.wait_for(answer)
         assert asking.answers == [[4.0], [6.0], [9.0], [12.0]]
 

@@ -114,10 +114,10 @@ def test_idle_connections_of_either_port_make_room_for_calls_on_the_other(
     tmp_path: Path, http_transport: str
 ) -> None:
     arguments = (*ARGUMENTS, "--grpc-transport", "h2", "--http-transport", http_transport)
-    alone = [("grpc.use_local_subchannel_pool", 1)]
+    own_pool = [("grpc.use_local_subchannel_pool", 1)]
     with Triglot(tmp_path, *arguments) as server, ExitStack() as kept:
         grpc_port, rest_port = server.ports()
-        with grpc.insecure_channel(f"127.0.0.1:{grpc_port}", options=alone) as channel:
+        with grpc.insecure_channel(f"127.0.0.1:{grpc_port}", options=own_pool) as channel:
             assert is_live(channel)
         limit = len([*Path(f"/proc/{server.pid}/fd").iterdir()]) + IDLE
         resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (limit, limit))
@@ -125,7 +125,7 @@ def test_idle_connections_of_either_port_make_room_for_calls_on_the_other(
             for _ in range(IDLE):
                 assert kept.enter_context(Kept(rest_port)).ask("/v2/health/live")[0] == 200
             channels = [
-                kept.enter_context(grpc.insecure_channel(f"127.0.0.1:{grpc_port}", options=alone))
+                kept.enter_context(grpc.insecure_channel(f"127.0.0.1:{grpc_port}", options=own_pool))
                 for _ in range(IDLE)
             ]
             for _ in range(2):  # Those that made room for the last ones connect again.

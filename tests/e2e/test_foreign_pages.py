@@ -84,8 +84,8 @@ async def attack(here: ChangingServer, host: str) -> tuple[list[str], dict[str, 
                 for change in here.changes
                 if change.verb != "HEAD"
             ]
-            ended = await visitor.page.evaluate(ATTACK, [here.url, changes])
-            return ended, await visitor.page.evaluate("({origin: location.origin})")
+            outcomes = await visitor.page.evaluate(ATTACK, [here.url, changes])
+            return outcomes, await visitor.page.evaluate("({origin: location.origin})")
     finally:
         await runner.cleanup()
 
@@ -95,9 +95,9 @@ async def test_a_page_of_another_origin_changes_nothing(tmp_path: Path, host: st
     async with changing_server(tmp_path) as here:
         before = await here.state()
         calls = refusals(await metrics(here))
-        ended, page = await attack(here, host)
+        outcomes, page = await attack(here, host)
         assert page["origin"].startswith(f"http://{host}:")
-        assert len(ended) > 100
+        assert len(outcomes) > 100
         assert await here.state() == before
         # The requests have come, and each was refused.
         assert refusals(await metrics(here)) - calls > 100

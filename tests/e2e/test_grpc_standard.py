@@ -159,11 +159,11 @@ def test_reflection_by_raw_call(channel: grpc.Channel, version: str) -> None:
 @pytest.mark.parametrize("version", ["v1", "v1alpha"])
 def test_reflection_finds_every_kind_of_symbol(channel: grpc.Channel, version: str, symbol: str) -> None:
     request = reflection_pb2.ServerReflectionRequest
-    whole, part = reflect(
+    by_symbol, part = reflect(
         channel, version, request(file_containing_symbol=INFERENCE), request(file_containing_symbol=symbol)
     )
     assert not part.error_response.error_message
-    assert part.file_descriptor_response == whole.file_descriptor_response
+    assert part.file_descriptor_response == by_symbol.file_descriptor_response
 
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha"])

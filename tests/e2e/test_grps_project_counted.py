@@ -41,7 +41,7 @@ def samples_of(address: str) -> Samples:
     return samples
 
 
-def counted(address: str) -> Counter[Any]:
+def counts_at(address: str) -> Counter[Any]:
     """Calls of models by method, model and code, once none runs."""
     wait_until(lambda: not any(n for labels, n in samples_of(address)["triglot_in_flight"] if is_call(labels)))
     return Counter(
@@ -85,7 +85,7 @@ def test_every_kind_of_call(tmp_path: Path) -> None:
         post(address, {"nothing": 1}, "model=echo-1.0.0")
         _, chunks = post(address, {"str_data": "x"}, "model=stream2-1.0.0&streaming=true")
         post(address, {"str_data": "x"}, "model=stream_err-1.0.0&streaming=true")
-        assert counted(address) == {
+        assert counts_at(address) == {
             ("Predict", "echo_dag", "1", "OK"): 1,
             ("Predict", "raise", "1", "INTERNAL"): 1,
             ("Predict", "set_err", "1", "INTERNAL"): 1,
@@ -110,7 +110,7 @@ def test_a_pause_of_the_model_is_nobodys_decoding_or_encoding(tmp_path: Path) ->
     with serving(tmp_path) as (address, channel):
         predict_streaming(channel, GrpsMessage(model="slow-1.0.0", str_data="x"))
         post(address, {"str_data": "x"}, "model=slow-1.0.0&streaming=true")
-        assert counted(address) == {
+        assert counts_at(address) == {
             ("PredictStreaming", "slow", "1", "OK"): 1,
             ("predict", "slow", "1", "OK"): 1,
         }
@@ -161,7 +161,7 @@ def test_a_caller_who_leaves_before_its_turn_was_not_executed(tmp_path: Path) ->
             until_in_flight(address, "predict")
             connection.close()
             until_in_flight(address, "predict", 0)
-        assert counted(address) == {
+        assert counts_at(address) == {
             ("Predict", "gated", "1", "OK"): 1,
             ("predict", "echo", "1", "CANCELLED"): 1,
         }
@@ -190,7 +190,7 @@ def test_customised_http(tmp_path: Path) -> None:
             post(address, {}, query, path)
         post(address, {"a": 1, "b": 2}, "model=custsum-1.0.0", path)
         assert post(address, {}, "model=custsum-1.0.0", path)[0] == 500
-        assert counted(address) == {
+        assert counts_at(address) == {
             ("predict", "custom", "1", "OK"): 1,
             ("predict", "custom", "1", "INTERNAL"): 2,
             ("predict", "custsum", "1", "OK"): 1,

@@ -211,10 +211,10 @@ def test_the_same_in_tensorflow_serving_s_place(tmp_path: Path) -> None:
     write_models(tmp_path)
     base_path = tmp_path / "repository" / "in_part"
     flags = ("--model_name=m", f"--model_base_path={base_path}", "--file_system_poll_wait_seconds=0")
-    ended = run_triglot("tfserving", *flags, environment=QUICK)
-    assert ended.returncode == 1
-    assert f"{base_path / '1'}: a symbolic link leads out of {base_path}" in ended.stderr
-    assert "TRIGLOT_ALLOW_SYMLINKS=true, allows that" in ended.stderr
+    completed = run_triglot("tfserving", *flags, environment=QUICK)
+    assert completed.returncode == 1
+    assert f"{base_path / '1'}: a symbolic link leads out of {base_path}" in completed.stderr
+    assert "TRIGLOT_ALLOW_SYMLINKS=true, allows that" in completed.stderr
     assert not (tmp_path / "opened-0").exists()
     allowing = QUICK | {"TRIGLOT_ALLOW_SYMLINKS": "true", "TRIGLOT_PROTOCOLS": "kserve"}
     with Triglot(*flags, command="tfserving", environment=allowing) as server:

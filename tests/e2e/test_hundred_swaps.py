@@ -34,7 +34,7 @@ LEAK = 64
 """KiB by which a swap may add to the server's memory."""
 POOLED = 4
 """Threads that may be more in the end: those of pools that start them when they are needed."""
-TOLD_APART = 6
+LABELLED_VERSIONS = 6
 """Versions of a model on /metrics: the one that serves, and the last that ended."""
 MODEL_TEXT = """
 import asyncio
@@ -137,7 +137,7 @@ class Run:
     async def settled(self) -> None:
         """After the load: until all calls are counted, and nothing of former versions is left."""
         await until_found(self.counts, lambda counts: counts == (len(self.load.replies), 0))
-        await until_found(self.versions_counted, lambda count: count <= TOLD_APART)
+        await until_found(self.labelled_versions, lambda count: count <= LABELLED_VERSIONS)
         await until_found(self.thread_count, lambda count: count <= max(self.threads[:10]) + POOLED)
 
     async def counts(self) -> tuple[int, int]:
@@ -145,7 +145,7 @@ class Run:
         totals = json.loads(await self.get("/grps/v1/monitor/overview"))["totals"]
         return totals["requests"], totals["failures"]
 
-    async def versions_counted(self) -> int:
+    async def labelled_versions(self) -> int:
         families = text_string_to_metric_families(await self.get("/metrics"))
         samples = [sample for family in families for sample in family.samples]
         return len({sample.labels["version"] for sample in samples if sample.labels.get("model") == MODEL})

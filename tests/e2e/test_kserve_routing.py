@@ -69,8 +69,8 @@ async def reflection(clients: Through) -> bool:
 
 async def infers(interface: Any, clients: Through) -> bool:
     """A value comes back twice as large."""
-    told = await interface(clients, 3.5)
-    return bool(told.code is Code.OK and told.value == 7.0)
+    outcome = await interface(clients, 3.5)
+    return bool(outcome.code is Code.OK and outcome.value == 7.0)
 
 
 async def rest_health(clients: Through) -> bool:

@@ -163,8 +163,8 @@ def test_a_repository_that_is_gone(site: Site, tmp_path: Path) -> None:
     """A mount that is lost: what served goes on, and follows the files again when they are back."""
     with serving(site, *POLL) as client, client.asking("healthy", "m") as callers:
         away = site.repository.rename(tmp_path / "away")
-        log, gone = client.process.stderr, f"{site.repository}: no such file or folder"
-        log.wait_for(re.escape(gone))
+        log, cancelled = client.process.stderr, f"{site.repository}: no such file or folder"
+        log.wait_for(re.escape(cancelled))
         assert client.index() == {"healthy/1": READY, "m/1": READY}
         away.rename(site.repository)
         site.put("m/2", 2)
@@ -174,7 +174,7 @@ def test_a_repository_that_is_gone(site: Site, tmp_path: Path) -> None:
         another = tmp_path / "another"
         for place in ("healthy/1", "m/2"):
             site.put(place, 8, another)
-        wait_until(lambda: log.text().count(gone) > 1)
+        wait_until(lambda: log.text().count(cancelled) > 1)
         assert client.index() == {"healthy/1": READY, "m/1": READY, "m/2": READY}
         another.rename(site.repository)
         for caller in callers.values():

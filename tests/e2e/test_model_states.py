@@ -10,11 +10,11 @@ from pathlib import Path
 
 import grpc
 import pytest
-from every_interface import Everywhere, State, Story
+from every_interface import EveryInterface, State, Story
 from server_process import ServerProcess
 
 from gates import GATE, Gate
-from process import IDENTITY, SECONDS, write_model, write_whole
+from process import IDENTITY, SECONDS, write_atomically, write_model
 from protocol_clients.channel import grpc_channel, rpc
 from protocol_clients.kserve import infer
 from triglot.pb.kserve import inference_pb2 as pb
@@ -75,9 +75,9 @@ def clients(channel: grpc.Channel) -> Iterator[Clients]:
 
 
 @pytest.fixture
-def m(server: ServerProcess, channel: grpc.Channel) -> Iterator[Everywhere]:
-    with closing(Everywhere(server, channel, "m")) as everywhere:
-        yield everywhere
+def m(server: ServerProcess, channel: grpc.Channel) -> Iterator[EveryInterface]:
+    with closing(EveryInterface(server, channel, "m")) as interfaces:
+        yield interfaces
 
 
 OK, INVALID = grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT
@@ -89,7 +89,9 @@ def break_model(folder: Path) -> str:
     return f"{file}:{len(BROKEN.splitlines())}: OSError: no disk"
 
 
-def test_a_model_that_comes_is_replaced_fails_and_goes(tmp_path: Path, clients: Clients, m: Everywhere) -> None:
+def test_a_model_that_comes_is_replaced_fails_and_goes(
+    tmp_path: Path, clients: Clients, m: EveryInterface
+) -> None:
     first_load = expect_a_first_load(tmp_path, clients, m)
     expect_a_swap(first_load, tmp_path / "m", clients, m)
     expect_failures_and_an_unload(tmp_path / "m", clients, m)
@@ -98,7 +100,7 @@ def test_a_model_that_comes_is_replaced_fails_and_goes(tmp_path: Path, clients: 
     assert m.watch == ["SERVICE_UNKNOWN", down, up, down, up]
 
 
-def expect_a_first_load(tmp_path: Path, clients: Clients, m: Everywhere) -> Gate:
+def expect_a_first_load(tmp_path: Path, clients: Clients, m: EveryInterface) -> Gate:
     """Its turn comes when another model has been loaded."""
     folder, blocker = tmp_path / "m", Gate(tmp_path / "blocker" / "1")
     m.expect(NEVER_LOADED)
@@ -118,7 +120,7 @@ def expect_a_first_load(tmp_path: Path, clients: Clients, m: Everywhere) -> Gate
     return gate
 
 
-def expect_a_swap(gate: Gate, folder: Path, clients: Clients, m: Everywhere) -> None:
+def expect_a_swap(gate: Gate, folder: Path, clients: Clients, m: EveryInterface) -> None:
     """While a call holds the version that goes."""
     two = Gate(folder / "2")
     loading = clients.load("m")
@@ -135,7 +137,7 @@ def expect_a_swap(gate: Gate, folder: Path, clients: Clients, m: Everywhere) -> 
     m.expect(Story({1: REPLACED, 2: READY}))
 
 
-def expect_failures_and_an_unload(folder: Path, clients: Clients, m: Everywhere) -> None:
+def expect_failures_and_an_unload(folder: Path, clients: Clients, m: EveryInterface) -> None:
     """A new version fails; loaded again, one that serves fails; a call holds it when it goes."""
     why = break_model(folder / "3")
     assert clients.load("m").result(SECONDS) is INVALID
@@ -163,7 +165,7 @@ def expect_failures_and_an_unload(folder: Path, clients: Clients, m: Everywhere)
     m.expect(Story({1: REPLACED, 2: REPLACED, 3: READY}))
 
 
-def test_a_first_load_that_fails(tmp_path: Path, clients: Clients, m: Everywhere) -> None:
+def test_a_first_load_that_fails(tmp_path: Path, clients: Clients, m: EveryInterface) -> None:
     why = break_model(tmp_path / "m" / "1")
     assert clients.load("m").result(SECONDS) is INVALID
     m.expect(Story({1: FAILED}, error=why, server=False))
@@ -174,7 +176,7 @@ def test_a_first_load_that_fails(tmp_path: Path, clients: Clients, m: Everywhere
     m.expect(Story({1: READY}))
 
 
-def test_a_load_that_is_taken_back(tmp_path: Path, clients: Clients, m: Everywhere) -> None:
+def test_a_load_that_is_taken_back(tmp_path: Path, clients: Clients, m: EveryInterface) -> None:
     gate = Gate(tmp_path / "m" / "1")
     loading = clients.load("m")
     gate.wait_until_it_waits("load")
@@ -203,7 +205,7 @@ def test_what_is_wrong_with_a_folder_is_told_until_it_is_repaired(tmp_path: Path
     with (
         ServerProcess(str(tmp_path), *options) as server,
         grpc_channel(int(server.grpc_address.rpartition(":")[2])) as channel,
-        closing(Everywhere(server, channel, "m")) as m,
+        closing(EveryInterface(server, channel, "m")) as m,
     ):
         assert infer(channel, "good", 5) == 5
         m.expect(Story(broken=why, server=False))
@@ -215,7 +217,7 @@ def test_what_is_wrong_with_a_folder_is_told_until_it_is_repaired(tmp_path: Path
             ("max_batch_size: -1", why),
             (policy, f"{file}: version_policy.specific: expected one of the versions 1 in {file.parent}, got 7"),
         ):
-            write_whole(file, text)
+            write_atomically(file, text)
             m.until_index([("1", "READY", error)])
             server.stderr.wait_for(f" E {re.escape(error)}\n")
             m.expect(Story({1: KEPT}, error=error, code="INVALID_ARGUMENT"))

@@ -56,7 +56,7 @@ async def busy(**options: Any) -> AsyncIterator[Live]:
             yield server
         finally:
             model.gate.set()
-            assert [told.value for told in await asyncio.gather(*tasks)] == [2, 4]
+            assert [outcome.value for outcome in await asyncio.gather(*tasks)] == [2, 4]
 
 
 def hint(interface: Interface) -> float | None:
@@ -68,10 +68,11 @@ def hint(interface: Interface) -> float | None:
 async def test_a_full_queue_refuses_at_once(interface: Interface) -> None:
     async with busy(max_queue_size=1) as server:
         async with asyncio.timeout(SECONDS):
-            told = await interface(server, 1)
-        assert (told.code, told.retry) == (Code.RESOURCE_EXHAUSTED, hint(interface))
+            outcome = await interface(server, 1)
+        assert (outcome.code, outcome.retry) == (Code.RESOURCE_EXHAUSTED, hint(interface))
         assert (
-            "Exceeds maximum queue size: 1 requests are queued, the most that max_queue_size allows" in told.text
+            "Exceeds maximum queue size: 1 requests are queued, the most that max_queue_size allows"
+            in outcome.text
         )
         assert metric(server, "requests_refused", limit="max_queue_size") == 1
         await looks(server)
@@ -92,10 +93,10 @@ async def test_too_many_requests_or_bytes_are_refused_at_once(
     size = 2 * len(infer_message(0).SerializeToString())
     async with busy(**{option: 2 if option.endswith("size") else size}) as server:
         async with asyncio.timeout(SECONDS):
-            told = await interface(server, 1)
-        assert (told.code, told.retry) == (Code.RESOURCE_EXHAUSTED, hint(interface))
-        assert f"Exceeds maximum queue size: {text}" in told.text
-        assert f"{option} allows" in told.text
+            outcome = await interface(server, 1)
+        assert (outcome.code, outcome.retry) == (Code.RESOURCE_EXHAUSTED, hint(interface))
+        assert f"Exceeds maximum queue size: {text}" in outcome.text
+        assert f"{option} allows" in outcome.text
         assert metric(server, "requests_refused", limit=option) == 1
         assert metric(server, "held_requests") == 2
         await looks(server)
@@ -116,8 +117,8 @@ async def test_a_model_that_is_not_there_is_no_full_one(interface: Interface) ->
         raise Unavailable("not now", retry_after=2.0)
 
     async with live({MODEL: Plain(infer)}) as server:
-        told = await interface(server, 1)
-        assert "not now" in told.text
+        outcome = await interface(server, 1)
+        assert "not now" in outcome.text
         if interface is not kserve_stream:  # Its errors have no code.
-            assert told.code is Code.UNAVAILABLE
-        assert told.retry == (2.0 if interface in HINTED else None)
+            assert outcome.code is Code.UNAVAILABLE
+        assert outcome.retry == (2.0 if interface in HINTED else None)

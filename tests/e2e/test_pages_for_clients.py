@@ -26,7 +26,7 @@ MODELS = ("half_plus_two", "token_stream")
 TOKEN = "secret-of-reader"
 READER = client("reader", [TOKEN], ["infer", "inspect"])
 PAGES = ("/", "/grps/v1/monitor/metrics", "/docs")
-EVERYWHERE = (
+ALL_PLACES = (
     "document.documentElement.outerHTML + location.href"
     " + [...document.querySelectorAll('input, textarea')].map(field => field.value)"
 )
@@ -131,7 +131,7 @@ async def test_with_the_keyboard_only(serve: Serve, phone: bool) -> None:
         await keys.press("Enter")
         # Nothing stays of what the token has shown.
         await is_documented(caller, "^metrics needs credentials")
-        assert "half_plus_two" not in await page.evaluate(EVERYWHERE)
+        assert "half_plus_two" not in await page.evaluate(ALL_PLACES)
         assert await page.evaluate("sessionStorage.length") == 0
 
 
@@ -142,11 +142,11 @@ async def test_the_tab_keeps_the_token_and_the_page_shows_it_nowhere(serve: Serv
         await caller.choose("half_plus_two")
         await caller.run()
         assert await caller.answer() == {"y": ("FP32 [1]", "[2.75]")}
-        assert TOKEN not in await page.evaluate(EVERYWHERE)
+        assert TOKEN not in await page.evaluate(ALL_PLACES)
         assert "$TRIGLOT_TOKEN" in (await caller.snippets())["curl"]
         await page.locator("footer a", has_text="/docs").click()
         await expect(page.locator("#state")).to_have_text(re.compile(r"^\d+ operations$"))
-        assert TOKEN not in await page.evaluate(EVERYWHERE)
+        assert TOKEN not in await page.evaluate(ALL_PLACES)
         await caller.open(caller.url)
         assert await page.evaluate("Object.values(localStorage).join()") == "auto"
         assert not any(TOKEN in url for url in caller.asked)

@@ -11,7 +11,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
-from process import FREE_PORTS, SECONDS, Triglot, write_model, write_whole
+from process import FREE_PORTS, SECONDS, Triglot, write_atomically, write_model
 from protocol_clients.channel import grpc_channel, rpc
 from protocol_clients.kserve import answer_value, infer, infer_request
 from protocol_clients.rest import Rest
@@ -129,7 +129,7 @@ def test_readiness_follows_the_process(folder: Path) -> None:
             assert next(statuses).status == status.SERVING
             # Its successor has to wait.
             text = (folder / "model.py").read_text()
-            write_whole(folder / "model.py", "import no_such_module\n" + text)
+            write_atomically(folder / "model.py", "import no_such_module\n" + text)
             os.kill(pids(folder)[0], signal.SIGKILL)
             assert next(statuses).status == status.NOT_SERVING
             assert Rest(rest_port).get("/v2/models/doer/ready")[0] == 503
@@ -137,7 +137,7 @@ def test_readiness_follows_the_process(folder: Path) -> None:
             with pytest.raises(grpc.RpcError) as caught:
                 infer(channel, "doer")
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-            write_whole(folder / "model.py", text)
+            write_atomically(folder / "model.py", text)
             assert next(statuses).status == status.SERVING
             statuses.cancel()
             assert Rest(rest_port).get("/v2/health/ready")[0] == 200
@@ -203,12 +203,12 @@ def test_configured_processes(folder: Path) -> None:
     with serving(folder=folder) as server:
         grpc_port, rest_port = server.ports()
         with grpc_channel(grpc_port) as channel:
-            there = pids(folder / "1")
-            assert len(there) == 2
-            assert infer(channel, "doer", PID) in there
+            instance_pids = pids(folder / "1")
+            assert len(instance_pids) == 2
+            assert infer(channel, "doer", PID) in instance_pids
         assert 'processes{model="doer",version="1"} 2' in _metrics(rest_port)
         server.stop()
-    assert not any(map(alive, there))
+    assert not any(map(alive, instance_pids))
 
 
 def _metrics(port: int) -> str:

@@ -19,7 +19,7 @@ from model_configs import config_flag, config_text
 from server_process import QUICK
 
 import environments
-from process import SECONDS, Triglot, outcome, run_triglot, start_python, write_model, write_whole
+from process import SECONDS, Triglot, outcome, run_triglot, start_python, write_atomically, write_model
 from protocol_clients import grps
 from protocol_clients.channel import grpc_channel, rpc
 from protocol_clients.rest import Rest
@@ -313,9 +313,9 @@ def test_classify_and_regress(tmp_path: Path) -> None:
 def assert_equal(server: Triglot, records: Path, count: int, prefix: str = "r") -> None:
     """All records, so many, are answered as they were."""
     files = sorted(records.glob(f"{prefix}-*.tfrecord"))
-    ended = run_triglot("replay", "--json", "--to", f"127.0.0.1:{server.ports()[0]}", *files)
-    results = json.loads(ended.stdout)
-    assert (ended.returncode, results["records"], results["equal"]) == (0, count, count), ended.stdout
+    completed = run_triglot("replay", "--json", "--to", f"127.0.0.1:{server.ports()[0]}", *files)
+    results = json.loads(completed.stdout)
+    assert (completed.returncode, results["records"], results["equal"]) == (0, count, count), completed.stdout
 
 
 def test_a_full_disk_fails_no_call(folder: Path, tmp_path: Path) -> None:
@@ -331,13 +331,13 @@ def test_a_full_disk_fails_no_call(folder: Path, tmp_path: Path) -> None:
                 ]
 
             call(2.0)
-            wait_until(lambda: counted(rest_port, "written") == 1)
+            wait_until(lambda: record_count(rest_port, "written") == 1)
             hard = resource.prlimit(server.pid, resource.RLIMIT_FSIZE)[1]
             resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (file.stat().st_size + 5, hard))
             for _ in range(20):
                 call(4.0)
             server.stderr.wait_for(f"request records are lost: cannot write {tmp_path}/r: .*the disk is full")
-            wait_until(lambda: counted(rest_port, "dropped") == 20)
+            wait_until(lambda: record_count(rest_port, "dropped") == 20)
             resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (hard, hard))
             call(6.0)
         server.stop()
@@ -345,7 +345,7 @@ def test_a_full_disk_fails_no_call(folder: Path, tmp_path: Path) -> None:
     assert pairs_in(tmp_path) == [([2.0], [1.0]), ([6.0], [3.0])]
 
 
-def counted(rest_port: int, outcome: str) -> float:
+def record_count(rest_port: int, outcome: str) -> float:
     with urllib.request.urlopen(f"http://127.0.0.1:{rest_port}/metrics", timeout=SECONDS) as response:
         text = response.read().decode()
     found = re.search(rf'triglot_request_records_total{{model="half",outcome="{outcome}"}} (\d+\.\d+)', text)
@@ -353,9 +353,9 @@ def counted(rest_port: int, outcome: str) -> float:
 
 
 def test_a_folder_that_is_missing_ends_the_start(folder: Path, tmp_path: Path) -> None:
-    ended = run_triglot("serve", folder, "--request-log", tmp_path / "none" / "r", environment=QUICK)
-    assert ended.returncode == 1
-    assert ended.stderr.endswith(
+    completed = run_triglot("serve", folder, "--request-log", tmp_path / "none" / "r", environment=QUICK)
+    assert completed.returncode == 1
+    assert completed.stderr.endswith(
         f"triglot: request records: expected a prefix in an existing folder, got {tmp_path}/none\n"
     )
 
@@ -387,9 +387,9 @@ def test_a_version_that_cannot_answer_the_records_is_not_served(
     write_model(other, HALF.replace("FP32", "INT32"))
     (other / WARM_UP_FILE).parent.mkdir()
     shutil.copy(records_by_interface / "r-00001.tfrecord", other / WARM_UP_FILE)
-    ended = run_triglot("serve", tmp_path / "m", environment=QUICK)
-    assert ended.returncode == 1
-    assert "warm-up record 0 failed: " in ended.stderr
+    completed = run_triglot("serve", tmp_path / "m", environment=QUICK)
+    assert completed.returncode == 1
+    assert "warm-up record 0 failed: " in completed.stderr
 
 
 def test_a_recorded_file_warms_up_a_model_of_another_kind(records_by_interface: Path, tmp_path: Path) -> None:
@@ -410,9 +410,9 @@ def test_a_recorded_file_warms_up_a_model_of_another_kind(records_by_interface: 
         shutil.copy(records_by_interface / "r-00001.tfrecord", folder / WARM_UP_FILE)
     with Triglot(tmp_path / "x" / "half", environment=QUICK) as server:
         assert_equal(server, records_by_interface, len(INTERFACES))
-    ended = run_triglot("serve", tmp_path / "z" / "half", environment=QUICK)
-    assert ended.returncode == 1
-    assert "warm-up record 0 failed: " in ended.stderr
+    completed = run_triglot("serve", tmp_path / "z" / "half", environment=QUICK)
+    assert completed.returncode == 1
+    assert "warm-up record 0 failed: " in completed.stderr
 
 
 # --- TensorFlow Serving's configuration ---
@@ -499,7 +499,7 @@ def test_a_configuration_file_that_changes(shelf: Path) -> None:
     ) as server:
         ask(server, "one", 2.0)
         model = config_text("one", shelf / "one", logging(records / "r"))
-        write_whole(file, f"model_config_list {{ {model} }}")
+        write_atomically(file, f"model_config_list {{ {model} }}")
         server.stderr.wait_for("the model list changed: changed: one")
         ask(server, "one", 4.0)
         server.stop()

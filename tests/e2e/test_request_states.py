@@ -76,8 +76,8 @@ async def test_leaving_while_its_bytes_are_on_a_thread(served: Served, pool: Poo
     sent = served.clients[client].begin(Request("unary_thread", "long", count=MANY))
     await until(lambda: sent.over or pool.holds, "it goes nowhere")
     sent.leave()
-    assert await sent.ended() == LEFT
-    await until(lambda: served.counted(client) - before == Counter({"CANCELLED": 1}), "it is not counted")
+    assert await sent.wait_ended() == LEFT
+    await until(lambda: served.counted_code(client) - before == Counter({"CANCELLED": 1}), "it is not counted")
     pool.let_go()
     await served.serves("unary_thread", client)
 
@@ -92,11 +92,11 @@ async def test_coming_too_late_while_its_bytes_are_on_a_thread(
         pool.hold(job)
         sent = served.clients[client].begin(Request("unary_thread", "long", WAIT * 2**attempt, count=MANY))
         await until(lambda: sent.over or pool.holds, "it goes nowhere")  # noqa: B023
-        assert await sent.ended() in AT_ITS_DEADLINE
+        assert await sent.wait_ended() in AT_ITS_DEADLINE
         if held := pool.holds:  # Otherwise it may have been too late on its way to the server.
-            await until(lambda: served.counted(client) != before, "it is not counted")  # noqa: B023
+            await until(lambda: served.counted_code(client) != before, "it is not counted")  # noqa: B023
         pool.let_go()
         await served.at_rest(aborted=True)
-        if held and served.counted(client) - before == Counter({"DEADLINE_EXCEEDED": 1}):
+        if held and served.counted_code(client) - before == Counter({"DEADLINE_EXCEEDED": 1}):
             break
     await served.serves("unary_thread", client)

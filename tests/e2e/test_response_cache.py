@@ -62,9 +62,9 @@ async def test_an_equal_request_gets_the_answer_of_the_first(interface: Interfac
         for value in (1, 2, 1, 2, 1):
             assert (await interface(server, value)).value == 2 * value
         assert model.asked == [1, 2]
-        counted = readings(server)
-        assert (counted["hits"], counted["misses"], counted["evictions"]) == (3, 2, 0)
-        assert 0 < counted["bytes"] <= MIB
+        values = readings(server)
+        assert (values["hits"], values["misses"], values["evictions"]) == (3, 2, 0)
+        assert 0 < values["bytes"] <= MIB
 
 
 async def test_all_interfaces_share_the_cache() -> None:
@@ -128,7 +128,7 @@ async def test_a_kept_answer_takes_no_place_in_the_queue() -> None:
         assert (await kserve_grpc(server, 4)).code is Code.RESOURCE_EXHAUSTED
         assert (await kserve_grpc(server, 1)).value == 2
         model.gate.set()
-        assert [told.value for told in await asyncio.gather(*held)] == [4, 6]
+        assert [answer.value for answer in await asyncio.gather(*held)] == [4, 6]
 
 
 async def test_a_kept_answer_is_a_request_and_no_execution() -> None:
@@ -138,13 +138,13 @@ async def test_a_kept_answer_is_a_request_and_no_execution() -> None:
         text = await (await server.session.get(server.url.removesuffix("/v2") + "/metrics")).text()
         lines = [line for line in text.splitlines() if f'model="{MODEL}"' in line]
 
-        def counted(name: str) -> list[float]:
+        def values(name: str) -> list[float]:
             return [float(line.rpartition(" ")[2]) for line in lines if line.startswith(name + "{")]
 
-        assert counted("triglot_requests_total") == [3]
-        assert counted("triglot_executions_total") == [1]
-        assert counted("triglot_response_cache_hits_total") == [2]
-        assert counted("triglot_response_cache_misses_total") == [1]
+        assert values("triglot_requests_total") == [3]
+        assert values("triglot_executions_total") == [1]
+        assert values("triglot_response_cache_hits_total") == [2]
+        assert values("triglot_response_cache_misses_total") == [1]
 
 
 async def test_a_version_that_is_loaded_again_has_answers_of_its_own() -> None:
@@ -164,8 +164,8 @@ async def test_a_version_that_is_loaded_again_has_answers_of_its_own() -> None:
         for _ in range(2):
             await kserve_grpc(server, 1)
         assert [model.asked for model in models] == [[1], [1]]
-        counted = readings(server)
-        assert (counted["hits"], counted["misses"]) == (1, 1)
+        values = readings(server)
+        assert (values["hits"], values["misses"]) == (1, 1)
 
 
 async def test_equal_requests_at_the_same_time_are_each_executed() -> None:

@@ -128,7 +128,7 @@ class Load:
     def __init__(self) -> None:
         self.answered: Counter[int] = Counter()
         self.failed: Counter[str] = Counter()
-        self.ended = False
+        self.stopped = False
 
     @asynccontextmanager
     async def over(self, channel: grpc.aio.Channel) -> AsyncIterator[None]:
@@ -139,7 +139,7 @@ class Load:
 
         async def ask() -> None:
             count = 0
-            while not self.ended:
+            while not self.stopped:
                 count += 1
                 request = infer_request(MODEL, 1000 if count % 100 == 0 else count % 20).SerializeToString()
                 try:
@@ -156,7 +156,7 @@ class Load:
                 await until(lambda: self.answered.total() + self.failed.total() >= CALLERS)
                 yield
             finally:
-                self.ended = True
+                self.stopped = True
 
 
 async def test_by_round_robin_of_the_client(tmp_path: Path, chart: Callable[..., Any]) -> None:

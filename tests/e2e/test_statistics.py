@@ -13,7 +13,7 @@ import aiohttp
 import grpc.aio
 import numpy as np
 import pytest
-from counting_server import Counted, Gate, batches, counting, counts, failing, message, ns, succeeded
+from counting_server import CountingServer, Gate, batches, counting, counts, failing, message, ns, succeeded
 from grpc_transport import transport_options
 from live import live
 from scripted_models import Scripted
@@ -39,12 +39,12 @@ NOTHING: dict[str, int] = {}
 @pytest.mark.parametrize("interface", INTERFACES.values(), ids=INTERFACES)
 async def test_calls_of_every_protocol_count(interface: Interface) -> None:
     async with live({MODEL: Scripted()}) as server:
-        counted = Counted(server.server, server.channel, server.session)
-        assert counts(await counted.stats(MODEL)) == NOTHING
+        counting = CountingServer(server.server, server.channel, server.session)
+        assert counts(await counting.stats(MODEL)) == NOTHING
         before = int(time.time() * 1000)
         assert (await interface(server, 3)).value == 6
         await until(lambda: server.server.dataplane.servable(EVERYTHING, MODEL).statistics.success.count)
-        stats = await counted.stats(MODEL)
+        stats = await counting.stats(MODEL)
         assert counts(stats) == succeeded(1)
         assert batches(stats) == {1: 1}
         assert before <= stats["last_inference"] <= int(time.time() * 1000) + 1
@@ -255,14 +255,14 @@ class Says(triglot.Model):
 
 
 @asynccontextmanager
-async def of_folder(folder: Path, **options: Any) -> AsyncIterator[Counted]:
+async def of_folder(folder: Path, **options: Any) -> AsyncIterator[CountingServer]:
     config = triglot.Config(grpc_port=0, rest_port=0, **transport_options(**options))
     async with (
         triglot.Server([folder], config) as server,
         grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel,
         aiohttp.ClientSession() as session,
     ):
-        yield Counted(server, channel, session)
+        yield CountingServer(server, channel, session)
 
 
 async def test_a_version_that_is_loaded_again_begins_at_zero(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 import pytest
-from counting_server import Counted, Gate, batches, counting, counts, ns, succeeded
+from counting_server import CountingServer, Gate, batches, counting, counts, ns, succeeded
 from sequence_models import DIRECT
 
 import triglot
@@ -21,7 +21,7 @@ from waiting import until
 BATCHED: dict[str, Any] = {"max_batch_size": 8, "dynamic_batching": triglot.DynamicBatching()}
 
 
-async def batch_of(served: Counted, gate: Gate, *requests: list[int]) -> tuple[asyncio.Task[Code], ...]:
+async def batch_of(served: CountingServer, gate: Gate, *requests: list[int]) -> tuple[asyncio.Task[Code], ...]:
     """Requests that are executed together when the gate is opened; one more runs already."""
     first = served.ask("m", 1)
     await gate.wait_until_entered()
@@ -40,12 +40,12 @@ async def test_each_member_of_a_batch_has_the_whole_of_its_time() -> None:
         assert await asyncio.gather(*tasks) == [Code.OK] * 4
         stats = await served.stats("m")
         assert (counts(stats), batches(stats)) == (succeeded(4, 7, 2), {1: 1, 6: 1})
-        alone, together = stats["batch_stats"]
+        single, together = stats["batch_stats"]
         times = ns(stats)
         rounding = 10
         for name in ("compute_input", "compute_infer", "compute_output"):
             assert together[name]["ns"] > 0
-            assert times[name] + rounding >= alone[name]["ns"] + 3 * together[name]["ns"]
+            assert times[name] + rounding >= single[name]["ns"] + 3 * together[name]["ns"]
 
 
 async def test_a_batch_that_fails() -> None:

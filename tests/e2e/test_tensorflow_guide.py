@@ -216,8 +216,8 @@ def test_nothing_but_a_unix_socket_and_tensor_content(tmp_path: Path) -> None:
 def test_a_socket_that_another_server_listens_on(guide: Guide, tmp_path: Path) -> None:
     """gRPC would take its place without a word."""
     flags = (f"--model_base_path={tmp_path}", "--port=0", f"--grpc_socket_path={guide.socket}")
-    ended = run_triglot("tfserving", *flags)
-    assert (ended.returncode, ended.stderr.splitlines()[-1]) == (
+    completed = run_triglot("tfserving", *flags)
+    assert (completed.returncode, completed.stderr.splitlines()[-1]) == (
         1,
         f"triglot: cannot listen on {guide.socket}: another server uses it",
     )

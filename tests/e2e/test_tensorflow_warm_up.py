@@ -63,8 +63,8 @@ def count(channel: grpc.Channel) -> float | None:
         if error.code() is grpc.StatusCode.NOT_FOUND:
             return None
         raise
-    (counted,) = response.outputs["count"].float_val
-    return counted
+    (value,) = response.outputs["count"].float_val
+    return value
 
 
 def test_recorded_requests_of_every_kind_come_first(channel: grpc.Channel, models: Path) -> None:
@@ -101,9 +101,9 @@ def test_recorded_requests_of_a_python_model(models: Path, tmp_path: Path) -> No
     (tmp_path / "m" / "1" / RECORDED).parent.mkdir()
     shutil.copy(models / "warm_failing" / "1" / RECORDED, tmp_path / "m" / "1" / RECORDED)
     flag = config_flag(tmp_path / "models.config", config_text("m", tmp_path / "m"))
-    ended = run_triglot("tfserving", flag, environment=QUICK)
-    assert ended.returncode == 1
-    assert ended.stderr.endswith(
+    completed = run_triglot("tfserving", flag, environment=QUICK)
+    assert completed.returncode == 1
+    assert completed.stderr.endswith(
         "m version 1 could not be loaded: warm-up record 1 failed: "
         "Expects arg[0] to be float but int32 is provided\n"
         "triglot: 1 of the models could not be loaded\n"

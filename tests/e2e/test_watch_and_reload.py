@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from server_process import ServerProcess
 
-from process import FREE_PORTS, run_triglot, write_whole
+from process import FREE_PORTS, run_triglot, write_atomically
 from protocol_clients.rest import Rest
 from waiting import wait_until
 
@@ -42,15 +42,15 @@ def answers(rest: Rest, model: str, y: float, version: str = "1") -> Callable[[]
 
 
 def test_watched_models_come_change_and_go(tmp_path: Path) -> None:
-    write_whole(tmp_path / "a" / "1" / "model.py", DOUBLES)
+    write_atomically(tmp_path / "a" / "1" / "model.py", DOUBLES)
     with ServerProcess(str(tmp_path), *WATCH) as server:
         rest = Rest(server.ports()[1])
         assert answers(rest, "a", 2.0)()
-        write_whole(tmp_path / "b" / "model.py", DOUBLES)
+        write_atomically(tmp_path / "b" / "model.py", DOUBLES)
         wait_until(answers(rest, "b", 2.0))
-        write_whole(tmp_path / "a" / "2" / "model.py", TRIPLES)
+        write_atomically(tmp_path / "a" / "2" / "model.py", TRIPLES)
         wait_until(answers(rest, "a", 3.0, "2"))
-        write_whole(tmp_path / "b" / "model.py", TRIPLES)
+        write_atomically(tmp_path / "b" / "model.py", TRIPLES)
         wait_until(answers(rest, "b", 3.0))
         shutil.rmtree(tmp_path / "b")
         wait_until(lambda: rest.get("/v2/models/b")[0] == 404)
@@ -61,16 +61,16 @@ def test_an_empty_repository_may_be_watched(tmp_path: Path) -> None:
     with ServerProcess(str(tmp_path), *WATCH) as server:
         rest = Rest(server.ports()[1])
         assert rest.get("/v2/health/ready")[0] == 503
-        write_whole(tmp_path / "a" / "model.py", DOUBLES)
+        write_atomically(tmp_path / "a" / "model.py", DOUBLES)
         wait_until(answers(rest, "a", 2.0))
         wait_until(lambda: rest.get("/v2/health/ready")[0] == 200)
 
 
 def test_without_watching_nothing_changes(tmp_path: Path) -> None:
-    write_whole(tmp_path / "a" / "model.py", DOUBLES)
+    write_atomically(tmp_path / "a" / "model.py", DOUBLES)
     with ServerProcess(str(tmp_path)) as server:
         rest = Rest(server.ports()[1])
-        write_whole(tmp_path / "a" / "model.py", TRIPLES)
+        write_atomically(tmp_path / "a" / "model.py", TRIPLES)
         status, body = rest.post("/v2/repository/models/a/load", {})
         assert status == 503
         assert body["error"].startswith("explicit model load / unload is not allowed if polling is enabled")
@@ -81,44 +81,46 @@ def test_reload_restarts_the_changed_model_alone(tmp_path: Path) -> None:
     """A module's import is counted by a file that it appends to, outside of its folder."""
     counting = f"\nopen({str(tmp_path / 'imports')!r}, 'a').write('NAME ')\n"
     for name in ("a", "b"):
-        write_whole(tmp_path / "models" / name / "model.py", DOUBLES + counting.replace("NAME", name))
+        write_atomically(tmp_path / "models" / name / "model.py", DOUBLES + counting.replace("NAME", name))
     with ServerProcess(str(tmp_path / "models"), "--reload") as server:
         rest = Rest(server.ports()[1])
-        file = write_whole(tmp_path / "models" / "a" / "model.py", TRIPLES + counting.replace("NAME", "a"))
+        file = write_atomically(tmp_path / "models" / "a" / "model.py", TRIPLES + counting.replace("NAME", "a"))
         wait_until(answers(rest, "a", 3.0))
         assert (tmp_path / "imports").read_text().split() == ["a", "b", "a"]
 
-        write_whole(file, TRIPLES.replace("def infer(self, inputs):", "def infer(self inputs):"))
+        write_atomically(file, TRIPLES.replace("def infer(self, inputs):", "def infer(self inputs):"))
         server.stderr.wait_for(rf"{file}:9: SyntaxError: .*'def infer\(self inputs\):'")
         assert answers(rest, "a", 3.0)()
         assert answers(rest, "b", 2.0)()
         assert rest.get("/v2/health/ready")[0] == 200
 
-        write_whole(file, DOUBLES)
+        write_atomically(file, DOUBLES)
         wait_until(answers(rest, "a", 2.0))
 
 
 def test_reload_sees_a_helper_module(tmp_path: Path) -> None:
-    helper = write_whole(tmp_path / "a" / "factor.py", "FACTOR = 2\n")
+    helper = write_atomically(tmp_path / "a" / "factor.py", "FACTOR = 2\n")
     importing = DOUBLES.replace("import triglot\n", "import triglot\n\nfrom .factor import FACTOR\n", 1)
-    write_whole(tmp_path / "a" / "model.py", importing.replace("* 2", "* FACTOR"))
+    write_atomically(tmp_path / "a" / "model.py", importing.replace("* 2", "* FACTOR"))
     with ServerProcess(str(tmp_path / "a"), "--reload") as server:
         rest = Rest(server.ports()[1])
         assert answers(rest, "a", 2.0)()
-        write_whole(helper, "FACTOR = 5\n")
+        write_atomically(helper, "FACTOR = 5\n")
         wait_until(answers(rest, "a", 5.0))
 
 
 @pytest.mark.parametrize("flag", ["--watch", "--reload"])
 def test_flags_that_contradict_each_other(tmp_path: Path, flag: str) -> None:
-    write_whole(tmp_path / "model.py", DOUBLES)
-    ended = run_triglot("serve", tmp_path, *FREE_PORTS, flag, "--model-control-mode", "explicit")
-    assert ended.returncode == 2
-    assert ended.stderr == f"triglot: {flag}: needs --model-control-mode poll, got explicit\n"
+    write_atomically(tmp_path / "model.py", DOUBLES)
+    completed = run_triglot("serve", tmp_path, *FREE_PORTS, flag, "--model-control-mode", "explicit")
+    assert completed.returncode == 2
+    assert completed.stderr == f"triglot: {flag}: needs --model-control-mode poll, got explicit\n"
 
 
 def test_a_model_to_load_that_is_not_there(tmp_path: Path) -> None:
-    write_whole(tmp_path / "a" / "model.py", DOUBLES)
-    ended = run_triglot("serve", tmp_path, *FREE_PORTS, "--model-control-mode", "explicit", "--load-model", "a,c")
-    assert ended.returncode == 1
-    assert "failed to load 'c', failed to poll from model repository" in ended.stderr
+    write_atomically(tmp_path / "a" / "model.py", DOUBLES)
+    completed = run_triglot(
+        "serve", tmp_path, *FREE_PORTS, "--model-control-mode", "explicit", "--load-model", "a,c"
+    )
+    assert completed.returncode == 1
+    assert "failed to load 'c', failed to poll from model repository" in completed.stderr

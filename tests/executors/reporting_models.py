@@ -142,14 +142,14 @@ class Reporting:
         """What the model answers: a dict of arrays."""
         return await asyncio.wait_for(direct_infer(self.servable, code(text, **inputs), call or Call()), SECONDS)
 
-    async def say(self, text: str, call: Call | None = None, **inputs: Any) -> str:
+    async def ask(self, text: str, call: Call | None = None, **inputs: Any) -> str:
         """What the model answers, as text."""
         answer: bytes = (await self.run(text, call, **inputs))["said"].item()
         return answer.decode()
 
     async def pid(self) -> int:
         """Of a process."""
-        return int(await self.say("os.getpid()"))
+        return int(await self.ask("os.getpid()"))
 
     async def entered(self, name: str, times: int = 1) -> None:
         """Until the model has left this file in its folder, or so many whose names begin so."""

@@ -113,22 +113,22 @@ async def test_nothing_is_left_of_servables() -> None:
 def test_a_bell_is_heard_before_and_after_somebody_waits(of: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if of == "pipe":
         monkeypatch.delattr(os, "eventfd")
-    there, back = Doorbell(), Doorbell()
-    heard: list[int] = []
+    forth, back = Doorbell(), Doorbell()
+    woken: list[int] = []
 
     def answer() -> None:
         for count in range(100):
-            there.wait()
-            heard.append(count)
+            forth.wait()
+            woken.append(count)
             back.ring()
 
-    there.ring()
+    forth.ring()
     answering = threading.Thread(target=answer)
     answering.start()
     for count in range(1, 100):
         back.wait()
-        assert len(heard) == count
-        there.ring()
+        assert len(woken) == count
+        forth.ring()
     answering.join(SECONDS)
     assert not answering.is_alive()
 

@@ -191,13 +191,13 @@ async def _awaited(work: Any) -> Any:
 
 
 async def test_it_is_cancelled_as_it_was() -> None:
-    ended: list[type[BaseException]] = []
+    raised: list[type[BaseException]] = []
 
     async def until_cancelled(event: asyncio.Event) -> None:
         try:
             await event.wait()
         except BaseException as error:
-            ended.append(type(error))
+            raised.append(type(error))
             raise
 
     call = guarded(until_cancelled, LoopGuard("m", "better"))
@@ -209,7 +209,7 @@ async def test_it_is_cancelled_as_it_was() -> None:
     steps = call(asyncio.Event()).__await__()
     next(steps)
     steps.close()
-    assert ended == [asyncio.CancelledError, GeneratorExit]
+    assert raised == [asyncio.CancelledError, GeneratorExit]
 
 
 class Weights:
@@ -217,11 +217,11 @@ class Weights:
 
 
 async def test_an_error_keeps_nothing_alive_once_it_is_gone() -> None:
-    gone: list[weakref.ref[Weights]] = []
+    references: list[weakref.ref[Weights]] = []
 
     async def fail(future: asyncio.Future[None]) -> None:
         weights = Weights()
-        gone.append(weakref.ref(weights))
+        references.append(weakref.ref(weights))
         await future
 
     call = guarded(fail, LoopGuard("m", "better"))
@@ -234,7 +234,7 @@ async def test_an_error_keeps_nothing_alive_once_it_is_gone() -> None:
             with pytest.raises(type(error)) as caught:
                 steps.throw(error)
             del steps, error, caught, future
-        assert [reference() for reference in gone] == [None, None]
+        assert [reference() for reference in references] == [None, None]
     finally:
         gc.enable()
 

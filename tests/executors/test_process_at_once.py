@@ -30,7 +30,7 @@ async def test_async_code_runs_many_calls_at_once(tmp_path: Path) -> None:
     async with reporting(tmp_path, ON_LOOP) as served:
         arrives = "(folder / f'in-{int(inputs[\"n\"])}').touch()\n"
         waits = "while len(list(folder.glob('in-*'))) < 50: await asyncio.sleep(0.005)\nreturn os.getpid()"
-        pids = await asyncio.gather(*(served.say(arrives + waits, n=number) for number in range(50)))
+        pids = await asyncio.gather(*(served.ask(arrives + waits, n=number) for number in range(50)))
         assert len(set(pids)) == 1
 
 
@@ -54,7 +54,7 @@ async def test_calls_go_to_the_process_that_has_the_fewest(tmp_path: Path) -> No
     async with reporting(tmp_path, ON_LOOP, more="\nReporting.instances = 3\n") as served:
         arrives = "(folder / f'in-{int(inputs[\"n\"])}').touch()\n"
         waits = "while len(list(folder.glob('in-*'))) < 9: await asyncio.sleep(0.005)\nreturn os.getpid()"
-        pids = await asyncio.gather(*(served.say(arrives + waits, n=number) for number in range(9)))
+        pids = await asyncio.gather(*(served.ask(arrives + waits, n=number) for number in range(9)))
         assert sorted(pids.count(pid) for pid in set(pids)) == [3, 3, 3]
 
 
@@ -80,13 +80,13 @@ async def test_a_call_that_ends_its_process_before_the_server_knows_it_as_sent_r
 async def test_all_calls_end_with_their_process(tmp_path: Path) -> None:
     async with reporting(tmp_path, ON_LOOP) as served:
         waits = "(folder / f'in-{int(inputs[\"n\"])}').touch()\nawait asyncio.sleep(600)"
-        running = [asyncio.ensure_future(served.say(waits, n=number)) for number in range(5)]
+        running = [asyncio.ensure_future(served.ask(waits, n=number)) for number in range(5)]
         await served.entered("in", 5)
         with pytest.raises(Unavailable, match=r"exited with status 7|ended on node"):
             await served.run("os._exit(7)")
         for call in await asyncio.gather(*running, return_exceptions=True):
             assert isinstance(call, Unavailable)
-        assert await served.say("return 'next'") == "next"
+        assert await served.ask("return 'next'") == "next"
         wanted = {
             "processes": 1,
             "processes_wanted": 1,
@@ -103,7 +103,7 @@ async def test_a_call_that_leaves_leaves_the_others(tmp_path: Path) -> None:
             "while not (folder / 'go').exists(): await asyncio.sleep(0.005)\n"
             "return 'went'"
         )
-        running = [asyncio.ensure_future(served.say(text, n=number)) for number in range(3)]
+        running = [asyncio.ensure_future(served.ask(text, n=number)) for number in range(3)]
         await served.entered("in", 3)
         running[1].cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -118,10 +118,10 @@ async def test_a_call_ends_at_its_deadline_wherever_it_is(tmp_path: Path) -> Non
         call = Call()
         call.limit(2.0, "the test")
         with pytest.raises(ServingError) as caught:
-            await served.say("await asyncio.sleep(600)", call)
+            await served.ask("await asyncio.sleep(600)", call)
         assert caught.value.code is Code.DEADLINE_EXCEEDED
         await served.entered("ended")
-        assert await served.say("return 'next'") == "next"
+        assert await served.ask("return 'next'") == "next"
 
 
 async def test_calls_that_go_on_though_nobody_waits_are_counted(tmp_path: Path) -> None:
@@ -130,16 +130,16 @@ async def test_calls_that_go_on_though_nobody_waits_are_counted(tmp_path: Path) 
             call = Call()
             call.limit(0.05, "the test")
             with pytest.raises(ServingError) as caught:
-                await served.say("while not (folder / 'go').exists(): time.sleep(0.005)", call)
+                await served.ask("while not (folder / 'go').exists(): time.sleep(0.005)", call)
             assert caught.value.code is Code.DEADLINE_EXCEEDED
         with (
             served.servable,
             pytest.raises(QueueFull, match="3 requests are running, the most that max_queue_size allows"),
         ):
-            await served.say("return 'next'")
+            await served.ask("return 'next'")
         (tmp_path / "go").touch()
         await until(lambda: served.model.orphaned == 0)
-        assert await served.say("return 'next'") == "next"
+        assert await served.ask("return 'next'") == "next"
 
 
 async def test_async_code_that_blocks_holds_no_caller_beyond_its_deadline(tmp_path: Path) -> None:
@@ -148,10 +148,10 @@ async def test_async_code_that_blocks_holds_no_caller_beyond_its_deadline(tmp_pa
         call.limit(2.0, "the test")
         text = "while not (folder / 'go').exists(): time.sleep(0.005)\nreturn 'went'"
         with pytest.raises(ServingError) as caught:
-            await served.say(text, call)
+            await served.ask(text, call)
         assert caught.value.code is Code.DEADLINE_EXCEEDED
         (tmp_path / "go").touch()
-        assert await served.say("return 'next'") == "next"
+        assert await served.ask("return 'next'") == "next"
         assert served.readings() == {
             "processes": 1,
             "processes_wanted": 1,
@@ -206,7 +206,7 @@ async def test_one_call_asks_several_models_at_once(tmp_path: Path) -> None:
         call.reach = other
         asks = "answers = await asyncio.gather(*(call.infer('other', {'x': np.zeros(9_000)}) for _ in range(5)))\n"
         assert (
-            await served.say(f"{asks}return [int(answer['y']) for answer in answers]", call) == "[5, 5, 5, 5, 5]"
+            await served.ask(f"{asks}return [int(answer['y']) for answer in answers]", call) == "[5, 5, 5, 5, 5]"
         )
 
 
@@ -226,7 +226,7 @@ answers = call.infer_stream('other', {})
 first = await anext(answers)
 await leave(anext(answers), 'stream')
 return int(first['y'])"""
-        assert await served.say(text, call) == "0"
+        assert await served.ask(text, call) == "0"
         async with asyncio.timeout(SECONDS):
             await other.cancelled.wait()
             await other.closed.wait()
@@ -242,10 +242,10 @@ await asyncio.sleep(0)
 task.cancel()
 await asyncio.wait([task])
 return task.cancelled()"""
-        assert await served.say(text, call) == "True"
+        assert await served.ask(text, call) == "True"
         (process,) = served.model._pool.ready()
         await until(lambda: not process.calls._questions)
-        assert await served.say("return 'next'") == "next"
+        assert await served.ask("return 'next'") == "next"
 
 
 async def test_a_thread_that_waits_for_another_model_is_refused_when_its_call_ends(tmp_path: Path) -> None:
@@ -273,7 +273,7 @@ async def test_threads_of_async_code_reach_others_too(tmp_path: Path) -> None:
 def ask():
     return int(call.infer('other', {})['y']), int(next(call.infer_stream('other', {}))['y'])
 return await asyncio.gather(*(asyncio.to_thread(ask) for _ in range(3)))"""
-        answers = literal_eval(await served.say(text, call))
+        answers = literal_eval(await served.ask(text, call))
         # The streams of those that are answered first may be open by then.
         assert all(count >= 3 and first == 0 for count, first in answers)
         assert len(answers) == 3
@@ -289,7 +289,7 @@ from concurrent.futures import ThreadPoolExecutor
 with ThreadPoolExecutor(3) as threads:
     asked = [threads.submit(call.infer, "other", {}) for _ in range(3)]
     answer = [int(one.result()["y"]) for one in asked]"""
-        assert await served.say(text, call) == "[3, 3, 3]"
+        assert await served.ask(text, call) == "[3, 3, 3]"
 
 
 @pytest.mark.parametrize("kind", [ON_LOOP, PLAIN], ids=["on the loop", "plain"])

@@ -36,9 +36,9 @@ async def test_each_instance_is_a_process_of_its_own(
 ) -> None:
     with start():
         async with reporting(tmp_path, more=TWO_INSTANCES) as served:
-            there = "(folder / f'in-{os.getpid()}').touch()"
-            gate = f"{there}\nwhile len(list(folder.glob('in-*'))) < 2: time.sleep(0.005)"
-            answers = await asyncio.gather(*(served.say(f"{gate}\nanswer = os.getpid()") for _ in range(2)))
+            touch = "(folder / f'in-{os.getpid()}').touch()"
+            gate = f"{touch}\nwhile len(list(folder.glob('in-*'))) < 2: time.sleep(0.005)"
+            answers = await asyncio.gather(*(served.ask(f"{gate}\nanswer = os.getpid()") for _ in range(2)))
             assert len({*answers, str(os.getpid())}) == 3
             assert sorted(answers) == sorted(children())
             assert served.servable.alive
@@ -57,7 +57,7 @@ Reporting.__init__ = lambda self: (Path(__file__).parent / f"made-{os.getpid()}"
 
 async def test_the_configuration_arrives(tmp_path: Path) -> None:
     async with reporting(tmp_path, config=TWO) as served:
-        assert await served.say("self.model_config.parameters['greeting']") == "hello"
+        assert await served.ask("self.model_config.parameters['greeting']") == "hello"
 
 
 MAPPED = """
@@ -82,7 +82,7 @@ async def test_mapped_weights_are_in_memory_once(tmp_path: Path) -> None:
     weights = np.ones(1 << 20)
     np.save(tmp_path / "weights.npy", weights)
     async with reporting(tmp_path, more=MAPPED) as served:
-        resident, share = json.loads(await served.say(SHARES))
+        resident, share = json.loads(await served.ask(SHARES))
     assert resident >= weights.nbytes // 1024
     assert share <= resident / 2 + 64
 
@@ -153,12 +153,12 @@ async def test_what_a_model_may_ask_of_its_call(tmp_path: Path) -> None:
         call.model_name, call.model_version = "reporting", 4
         parts = "call.request_id, call.signature_name, call.parameters, call.scheduling, call.model_version"
         expected = ("seven", "other", {"a": 1, "b": "ü", "c": 0.5}, call.scheduling, 4)
-        assert await served.say(f"({parts})", call) == str(expected)
-        assert await served.say("str(call.metadata)", call) == str({"a": "b", "c-bin": b"\xff"})
+        assert await served.ask(f"({parts})", call) == str(expected)
+        assert await served.ask("str(call.metadata)", call) == str({"a": "b", "c-bin": b"\xff"})
         # A machine of its own has another clock; what that is behind is known but for a message's delay.
-        assert float(await served.say("call.deadline", call)) == pytest.approx(call.deadline, abs=1)
-        assert 0 < float(await served.say("call.remaining", call)) < SECONDS
-        assert await served.say("(call.deadline, call.expired, call.cancelled, len(call.members))") == str(
+        assert float(await served.ask("call.deadline", call)) == pytest.approx(call.deadline, abs=1)
+        assert 0 < float(await served.ask("call.remaining", call)) < SECONDS
+        assert await served.ask("(call.deadline, call.expired, call.cancelled, len(call.members))") == str(
             (None, False, False, 1)
         )
 
@@ -169,14 +169,14 @@ async def test_the_trace_context_of_a_call(tmp_path: Path, infer: str, read: str
     async with reporting(tmp_path, infer) as served:
         context = read.format("(call.traceparent, call.tracestate)")
         call = Call(read_metadata=lambda: [("Traceparent", sent), ("tracestate", "a=1")])
-        assert await served.say(context, call) == str((sent, "a=1"))
+        assert await served.ask(context, call) == str((sent, "a=1"))
         call.execution_started(0.0)
         call.span = CallSpan(unsent_spans(), call, "ab" * 16, "", 1, "b=2")
         own = call.span.traceparent
-        assert await served.say(context, call) == str((own, "b=2"))
-        assert await served.say(context, Call()) == str(("", ""))
+        assert await served.ask(context, call) == str((own, "b=2"))
+        assert await served.ask(context, Call()) == str(("", ""))
         batch = BatchCall([call, Call(read_metadata=lambda: [("traceparent", sent)])])
-        assert await served.say(read.format("[one.traceparent for one in call.members]"), batch) == str(
+        assert await served.ask(read.format("[one.traceparent for one in call.members]"), batch) == str(
             [own, sent]
         )
 
@@ -187,25 +187,25 @@ async def test_members_of_a_batch(tmp_path: Path) -> None:
         for number, member in enumerate(members):
             member.request_id = f"r{number}"
         text = "[(member.request_id, member.deadline is None) for member in call.members]"
-        assert await served.say(text, BatchCall(members)) == str([("r0", False), ("r1", True)])
+        assert await served.ask(text, BatchCall(members)) == str([("r0", False), ("r1", True)])
 
 
 async def test_a_model_sees_that_its_call_is_cancelled(tmp_path: Path) -> None:
     async with reporting(tmp_path) as served:
         call = Call()
         seen = "(folder / 'in').touch()\nwhile not call.cancelled: time.sleep(0.005)\nanswer = 'seen'"
-        running = asyncio.ensure_future(served.say(seen, call))
+        running = asyncio.ensure_future(served.ask(seen, call))
         await served.entered("in")
         call.cancel()
         assert await running == "seen"
-        assert await served.say("call.cancelled") == "False"
+        assert await served.ask("call.cancelled") == "False"
 
 
 async def test_async_code_is_cancelled_with_its_call(tmp_path: Path) -> None:
     async with reporting(tmp_path, ON_LOOP) as served:
-        assert await served.say("await asyncio.sleep(0)\nreturn 'slept'") == "slept"
+        assert await served.ask("await asyncio.sleep(0)\nreturn 'slept'") == "slept"
         call = Call()
-        running = asyncio.ensure_future(served.say("(folder / 'in').touch()\nawait asyncio.sleep(600)", call))
+        running = asyncio.ensure_future(served.ask("(folder / 'in').touch()\nawait asyncio.sleep(600)", call))
         await served.entered("in")
         (tmp_path / "ended").unlink()
         call.cancel()
@@ -213,7 +213,7 @@ async def test_async_code_is_cancelled_with_its_call(tmp_path: Path) -> None:
             await running
         assert caught.value.code is Code.CANCELLED
         assert (tmp_path / "ended").exists()
-        assert await served.say("return 'next'") == "next"
+        assert await served.ask("return 'next'") == "next"
 
 
 class Other:
@@ -223,7 +223,7 @@ class Other:
         self.closed = False
 
     def __call__(self, call: Call, wanted: ModelCall) -> Any:
-        return self.counted(wanted.inputs["x"]) if wanted.stream else self.answer(call, wanted)
+        return self.count_up(wanted.inputs["x"]) if wanted.stream else self.answer(call, wanted)
 
     async def answer(self, call: Call, wanted: ModelCall) -> Any:
         if wanted.model != "double":
@@ -231,7 +231,7 @@ class Other:
         assert (wanted.version, wanted.parameters, call.request_id) == ("3", {"a": 1}, "outer")
         return {"y": wanted.inputs["x"] * 2}
 
-    async def counted(self, x: Any) -> AsyncIterator[Any]:
+    async def count_up(self, x: Any) -> AsyncIterator[Any]:
         try:
             for value in range(int(x), 0, -1):
                 yield {"y": np.array(value)}
@@ -259,20 +259,20 @@ async def test_a_model_reads_anothers_stream(tmp_path: Path) -> None:
     async with reporting(tmp_path) as served:
         call, other = Call(), Other()
         call.reach = other
-        assert await served.say(f"[int(one['y']) for one in {TAKES}]", call, x=4) == "[4, 3, 2, 1]"
+        assert await served.ask(f"[int(one['y']) for one in {TAKES}]", call, x=4) == "[4, 3, 2, 1]"
         other.closed = False
-        assert await served.say(f"int(next({TAKES})['y'])", call, x=4) == "4"
+        assert await served.ask(f"int(next({TAKES})['y'])", call, x=4) == "4"
         await until(lambda: other.closed)
         both = f"[(int(one['y']), int(other['y'])) for one, other in zip({TAKES}, {TAKES})]"
-        assert await served.say(both, call, x=2) == "[(2, 2), (1, 1)]"
+        assert await served.ask(both, call, x=2) == "[(2, 2), (1, 1)]"
 
 
 async def test_async_code_calls_others(tmp_path: Path) -> None:
     async with reporting(tmp_path, ON_LOOP) as served:
         call = Call()
         call.reach, call.request_id = Other(), "outer"
-        assert await served.say(f"return int((await {CALLS})['y'])", call, x=4) == "8"
-        assert await served.say(f"return [int(one['y']) async for one in {TAKES}]", call, x=3) == "[3, 2, 1]"
+        assert await served.ask(f"return int((await {CALLS})['y'])", call, x=4) == "8"
+        assert await served.ask(f"return [int(one['y']) async for one in {TAKES}]", call, x=3) == "[3, 2, 1]"
         with pytest.raises(ServingError, match="no model triple"):
             await served.run("return await call.infer('triple', inputs)", call, x=4)
 
@@ -335,9 +335,9 @@ self.state["late"] = call.respond({"number": np.array(99)})
 answer = None"""
     async with reporting(tmp_path) as served:
         assert await read(served, pushes) == list(range(40))
-        assert await served.say("(all(self.state['sent']), self.state['late'])") == str((True, False))
+        assert await served.ask("(all(self.state['sent']), self.state['late'])") == str((True, False))
 
 
 async def test_nobody_listens_to_what_is_pushed_in_a_call_for_one_answer(tmp_path: Path) -> None:
     async with reporting(tmp_path) as served:
-        assert await served.say("[call.respond({'number': 1}) for _ in range(3)]") == str([False] * 3)
+        assert await served.ask("[call.respond({'number': 1}) for _ in range(3)]") == str([False] * 3)

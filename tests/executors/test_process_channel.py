@@ -205,14 +205,15 @@ async def test_a_process_that_runs_calls_one_by_one_does(
     tmp_path: Path, infer: str, code: str, wakeful: bool
 ) -> None:
     async with reporting(tmp_path, infer, more=SEES) as served:
-        assert await served.say(code) == str(wakeful and len(usable_cpus()) > 1)
+        assert await served.ask(code) == str(wakeful and len(usable_cpus()) > 1)
 
 
 @pytest.mark.parametrize(
-    ("own", "servers", "beside"), [({0}, {0}, False), ({1}, {0}, True), ({1}, {0, 1}, True), (set(), set(), False)]
+    ("own", "servers", "shares_core"),
+    [({0}, {0}, False), ({1}, {0}, True), ({1}, {0, 1}, True), (set(), set(), False)],
 )
 def test_where_there_is_a_core_for_each(
-    own: set[int], servers: set[int], beside: bool, monkeypatch: pytest.MonkeyPatch
+    own: set[int], servers: set[int], shares_core: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(child, "usable_cpus", lambda process=0: servers if process == os.getppid() else own)
-    assert child._runs_beside_server() is beside
+    assert child._runs_beside_server() is shares_core

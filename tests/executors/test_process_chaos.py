@@ -33,7 +33,7 @@ HELD = "ctypes.PyDLL(None).sleep(600)"
 """Holds the interpreter's lock, and does nothing."""
 
 
-async def goes_on(served: Reporting, *pids: int) -> None:
+async def assert_still_serves(served: Reporting, *pids: int) -> None:
     """Another process runs the next call."""
     assert await served.pid() not in pids
     await until(lambda: served.readings()["processes"] == served.model.instances)
@@ -56,7 +56,7 @@ async def test_a_process_is_lost_in_a_call(tmp_path: Path, text: str, why: str) 
         pid = await served.pid()
         with pytest.raises(Unavailable, match=f"^reporting: the process that ran the request ({why})$"):
             await served.run(text)
-        await goes_on(served, pid)
+        await assert_still_serves(served, pid)
         readings = served.readings()
         assert readings["processes_lost hung"] == ("heartbeat" in why)
         assert readings["processes_lost ended"] == ("heartbeat" not in why)
@@ -73,7 +73,7 @@ async def test_a_process_is_lost_while_nobody_calls(tmp_path: Path, number: sign
         pid = await served.pid()
         os.kill(pid, number)
         await until(lambda: _lost(served) == served.readings()["processes"] == 1 and served.model.alive)
-        await goes_on(served, pid)
+        await assert_still_serves(served, pid)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
@@ -85,7 +85,7 @@ async def test_a_process_is_lost_in_a_batch(tmp_path: Path, number: signal.Signa
         os.kill(pid, number)
         with pytest.raises(Unavailable, match="the process that ran the request"):
             await running
-        await goes_on(served, pid)
+        await assert_still_serves(served, pid)
 
 
 async def read_all(answers: AsyncIterator[object]) -> None:
@@ -119,13 +119,13 @@ async def test_a_process_is_lost_while_another_model_answers(tmp_path: Path) -> 
         pid = await served.pid()
         with pytest.raises(Unavailable, match="SIGKILL"):
             await served.run("call.infer('other', {})", call)
-        await goes_on(served, pid)
+        await assert_still_serves(served, pid)
 
 
 async def test_a_process_of_its_own_keeps_the_connection_open(tmp_path: Path) -> None:
     fork = "pid = os.fork()\nif not pid: time.sleep(600)\nself.state['pid'] = pid\nanswer = pid"
     async with reporting(tmp_path) as served:
-        grandchild = int(await served.say(fork))
+        grandchild = int(await served.ask(fork))
         pid = await served.pid()
         try:
             running = asyncio.ensure_future(served.run(WAIT))
@@ -135,20 +135,20 @@ async def test_a_process_of_its_own_keeps_the_connection_open(tmp_path: Path) ->
                 await running
         finally:
             os.kill(grandchild, signal.SIGKILL)
-        await goes_on(served, pid)
+        await assert_still_serves(served, pid)
 
 
 async def test_code_that_computes_is_not_taken_for_hung(tmp_path: Path) -> None:
     async with reporting(tmp_path, more="\nReporting.hang_seconds = 0.3\n") as served:
         pid = await served.pid()
         # One operation that holds the interpreter's lock all the while.
-        assert await served.say("3 ** 8_000_000 > 0") == "True"
+        assert await served.ask("3 ** 8_000_000 > 0") == "True"
         assert await served.pid() == pid
 
 
 async def test_no_limit_on_silence(tmp_path: Path) -> None:
     async with reporting(tmp_path, more="\nReporting.hang_seconds = 0\n") as served:
-        assert await served.say("ctypes.PyDLL(None).sleep(2)") == "0"
+        assert await served.ask("ctypes.PyDLL(None).sleep(2)") == "0"
 
 
 LONGEST = "\nReporting.longest_run = 0.3\n"
@@ -174,7 +174,7 @@ async def test_a_call_that_runs_for_too_long(tmp_path: Path, text: str) -> None:
         with pytest.raises(Unavailable, match=TOO_LONG):
             await served.run(text)
         with unlimited(served):
-            await goes_on(served, pid)
+            await assert_still_serves(served, pid)
         assert served.readings()["processes_lost hung"] == 1
 
 
@@ -221,7 +221,7 @@ async def test_the_other_processes_go_on(tmp_path: Path) -> None:
         assert served.servable.alive
         assert served.changes.empty()
         (tmp_path / "open").touch()
-        await goes_on(served, pid)
+        await assert_still_serves(served, pid)
 
 
 # --- calls that may run again ---
@@ -238,7 +238,7 @@ answer = os.getpid()
 async def test_an_idempotent_call_runs_again_elsewhere(tmp_path: Path, infer: str) -> None:
     returns = "" if infer == PLAIN else "return answer"
     async with reporting(tmp_path, infer, more=IDEMPOTENT + TWO_INSTANCES) as served:
-        answer = await served.say(DIES.replace("LOSSES", "2") + returns)
+        answer = await served.ask(DIES.replace("LOSSES", "2") + returns)
         assert len(runs := served.files("run-")) == 3
         assert f"run-{answer}" in runs
         assert served.readings()["processes_lost ended"] == 2
@@ -249,13 +249,13 @@ async def test_an_idempotent_call_does_not_end_all_processes(tmp_path: Path) -> 
         with pytest.raises(Unavailable, match=r"that ran the request .*; the request was tried 3 times$"):
             await served.run(DIES.replace("LOSSES", "9"))
         assert len(served.files("run-")) == 3
-        assert await served.say("'next'") == "next"
+        assert await served.ask("'next'") == "next"
 
 
 async def test_an_idempotent_batch_runs_again(tmp_path: Path) -> None:
     async with reporting(tmp_path, more=IDEMPOTENT) as served:
         text = DIES.replace("LOSSES", "1").replace("os.getpid()\n", "len(call.members)\n")
-        assert await served.say(text, BatchCall([Call(), Call()])) == "2"
+        assert await served.ask(text, BatchCall([Call(), Call()])) == "2"
         assert len(served.files("run-")) == 2
 
 
@@ -299,7 +299,7 @@ async def test_a_waiting_call_is_run_by_the_replacement(tmp_path: Path) -> None:
     async with reporting(tmp_path, more=SLOW) as served:
         lost = asyncio.ensure_future(served.run(f"(folder / 'in-').touch()\n{HELD}"))
         await served.entered("in-")
-        waiting = [asyncio.ensure_future(served.say("'run'")) for _ in range(3)]
+        waiting = [asyncio.ensure_future(served.ask("'run'")) for _ in range(3)]
         with pytest.raises(Unavailable):
             await lost
         assert not served.servable.alive
@@ -317,11 +317,11 @@ async def test_a_waiting_call_ends_at_its_deadline_or_when_nobody_waits(tmp_path
         with pytest.raises(DeadlineExceeded):
             await served.run("1", Call(time.monotonic() + 0.05))
         call = Call()
-        gone = asyncio.ensure_future(served.run("1", call))
-        behind = asyncio.ensure_future(served.say("'run'"))
+        cancelled = asyncio.ensure_future(served.run("1", call))
+        behind = asyncio.ensure_future(served.ask("'run'"))
         call.cancel()
         with pytest.raises(ServingError) as caught:
-            await gone
+            await cancelled
         assert caught.value.code is Code.CANCELLED
         (tmp_path / "open").touch()
         assert await behind == "run"
@@ -331,7 +331,7 @@ async def test_what_cannot_be_replaced_is_unavailable_at_once_and_heals(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with reporting(tmp_path) as served:
-        whole = (tmp_path / "model.py").read_text()
+        source = (tmp_path / "model.py").read_text()
         write_reporting(tmp_path, more=LOAD.format("raise RuntimeError('no weights')"))
         with pytest.raises(Unavailable, match="exited with status 0"):
             await served.run("os._exit(0)")
@@ -341,9 +341,9 @@ async def test_what_cannot_be_replaced_is_unavailable_at_once_and_heals(
                 await served.run("1")
         assert (caught.value.retry_after or 0) >= 1
         await until(lambda: "could not be restarted, retrying in" in caplog.text)
-        (tmp_path / "model.py").write_text(whole)
+        (tmp_path / "model.py").write_text(source)
         await until(lambda: served.model.alive)
-        assert await served.say("'healed'") == "healed"
+        assert await served.ask("'healed'") == "healed"
 
 
 async def test_each_replacement_waits_longer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -142,14 +142,14 @@ async def test_a_load_error_of_the_models_own_without_a_code(tmp_path: Path) -> 
 async def test_the_loop_survives_what_ends_loops(tmp_path: Path, text: str) -> None:
     async with reporting(tmp_path, ON_LOOP) as served:
         code = f"{text}\nawait asyncio.sleep(0)\nreturn os.getpid()"
-        assert await served.say(code) == await served.say("return os.getpid()")
+        assert await served.ask(code) == await served.ask("return os.getpid()")
 
 
 async def test_a_loop_that_cannot_go_on_is_lost_with_its_process(tmp_path: Path) -> None:
     async with reporting(tmp_path, ON_LOOP) as served:
         with pytest.raises(Unavailable, match="exited with status 1"):
             await served.run("asyncio.get_running_loop()._selector.close()\nawait asyncio.sleep(600)")
-        assert await served.say("return 'next'") == "next"
+        assert await served.ask("return 'next'") == "next"
 
 
 async def test_a_task_factory_that_fails(tmp_path: Path) -> None:
@@ -195,10 +195,10 @@ async def test_a_process_that_has_lost_cuda_is_replaced(
     pid = "os.getpid()" if infer is PLAIN else "return os.getpid()"
     async with reporting(tmp_path, infer, more=LIBRARIES) as served:
         for text in (f"fail({error})", f"fail_because_of({error})"):
-            before = await served.say(pid)
+            before = await served.ask(pid)
             with pytest.raises(Internal):
                 await served.run(text)
-            assert (await served.say(pid) != before) is is_lost
+            assert (await served.ask(pid) != before) is is_lost
 
 
 async def test_a_stream_that_loses_cuda(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ async def test_a_fork_of_the_process_answers_nothing(tmp_path: Path) -> None:
     async with reporting(tmp_path) as served:
         forks = "pid = os.fork()\nanswer = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) if pid else 'fork'"
         pid = await served.pid()
-        assert await served.say(forks) == "1"
+        assert await served.ask(forks) == "1"
         assert await served.pid() == pid
 
 
@@ -227,7 +227,7 @@ async def test_an_answer_to_another_call_is_nobodys(tmp_path: Path) -> None:
         text = f"from triglot.executors.remote import frames\n{write}\ntime.sleep(600)"
         with pytest.raises(Unavailable, match="sent a response to an unknown call; process killed"):
             await served.run(text)
-        assert await served.say("'next'") == "next"
+        assert await served.ask("'next'") == "next"
 
 
 # --- what no frame can carry ---

@@ -132,14 +132,14 @@ async def test_what_is_loaded_by_a_function_without_a_name(tmp_path: Path) -> No
 
 
 async def test_processes_run_on_their_cpus(tmp_path: Path) -> None:
-    there = sorted(os.sched_getaffinity(0))
-    cpus = [there[-1], there[0]]
+    available = sorted(os.sched_getaffinity(0))
+    cpus = [available[-1], available[0]]
     async with reporting(tmp_path, config=ModelConfig(cpus=cpus), more=TWO_INSTANCES) as served:
         gate = (
             "(folder / f'in-{os.getpid()}').touch()\nwhile len(list(folder.glob('in-*'))) < 2: time.sleep(0.005)"
         )
         answers = await asyncio.gather(
-            *(served.say(f"{gate}\nanswer = os.sched_getaffinity(0)") for _ in range(2))
+            *(served.ask(f"{gate}\nanswer = os.sched_getaffinity(0)") for _ in range(2))
         )
         assert sorted(answers) == sorted(str({cpu}) for cpu in cpus)
 

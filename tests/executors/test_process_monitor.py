@@ -33,7 +33,7 @@ async def test_a_process_that_cannot_be_checked_keeps_no_other_from_that(
         assert process_of(served, 0).body.pid == first
         os.kill(first, signal.SIGKILL)
         await until(lambda: served.readings()["processes_lost ended"] == 2 and served.readings()["processes"] == 2)
-        assert await served.say("'run'") == "run"
+        assert await served.ask("'run'") == "run"
         # Ten times a second, as long as it lasts, would fill the disk.
         assert caplog.text.count("a check failed") == 1
 
@@ -65,4 +65,4 @@ async def test_a_replacement_that_cannot_be_begun_is_tried_again(
         may.set()
         monkeypatch.undo()
         await until(lambda: served.model.alive)
-        assert await served.say("'healed'") == "healed"
+        assert await served.ask("'healed'") == "healed"

@@ -69,9 +69,9 @@ async def test_a_batch_is_joined_where_its_process_reads_it(
 ) -> None:
     copy_to = Stack.copy_to
 
-    def copy_to_shared(stack: Stack, whole: Any) -> None:
-        assert not whole.flags.owndata, "the batch was joined in memory of the server alone"
-        copy_to(stack, whole)
+    def copy_to_shared(stack: Stack, joined: Any) -> None:
+        assert not joined.flags.owndata, "the batch was joined in memory of the server alone"
+        copy_to(stack, joined)
 
     monkeypatch.setattr(Stack, "copy_to", copy_to_shared)
     async with reporting(tmp_path, keyword + SUMS.format(call=""), more=BATCHED) as served:

@@ -80,8 +80,8 @@ async def test_sequences_end_with_the_process_that_is_lost_while_nobody_calls(
     async with reporting(tmp_path, SUMS, more=DECLARED + TWO) as served:
         pids = await started(served, range(1, 7))
         lost = pids[1]
-        gone = [number for number, pid in pids.items() if pid == lost]
-        assert len(gone) == 3
+        lost_numbers = [number for number, pid in pids.items() if pid == lost]
+        assert len(lost_numbers) == 3
         os.kill(lost, signal.SIGKILL)
         await until(lambda: count(served, "sequences_ended", reason="lost") == 3)
         for number, pid in pids.items():
@@ -95,7 +95,7 @@ async def test_sequences_end_with_the_process_that_is_lost_while_nobody_calls(
         assert "reporting: process " in caplog.text
         assert " was lost, which ended 3 sequences" in caplog.text
         assert count(served, "sequences") == 3
-        for number in gone:
+        for number in lost_numbers:
             total, pid = await ask(served, number, 5, start=True, end=True)
             assert (total, pid in pids.values()) == (5, pid != lost and pid in pids.values())
         assert count(served, "sequences_ended", reason="lost") == 3
@@ -125,7 +125,7 @@ async def test_what_waits_of_a_lost_sequence_is_refused_and_what_starts_anew_is_
         await served.entered("in")
         waits = [asyncio.ensure_future(ask(served, 1, 1)), asyncio.ensure_future(ask(served, 1, 2, end=True))]
         anew = asyncio.ensure_future(ask(served, 1, 7, start=True))
-        goes_on = asyncio.ensure_future(ask(served, 1, 1))
+        continued = asyncio.ensure_future(ask(served, 1, 1))
         other = asyncio.ensure_future(ask(served, 2, 3, start=True))
         await until(lambda: served.servable.queue_depth == 5)
         os.kill(pid, signal.SIGKILL)
@@ -134,7 +134,7 @@ async def test_what_waits_of_a_lost_sequence_is_refused_and_what_starts_anew_is_
         for each in waits:
             with pytest.raises(InvalidArgument, match=MUST_START):
                 await each
-        assert [(await each)[0] for each in (anew, goes_on, other)] == [7, 8, 3]
+        assert [(await each)[0] for each in (anew, continued, other)] == [7, 8, 3]
         assert [count(served, "sequences_ended", reason=reason) for reason in ("lost", "cancelled")] == [1, 0]
         assert count(served, "sequences") == 2
 

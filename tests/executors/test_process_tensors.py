@@ -65,7 +65,7 @@ async def test_what_a_model_keeps_of_its_inputs_stays(tmp_path: Path) -> None:
         for value in range(5):
             await served.run("self.state[len(self.state)] = inputs['x']", x=np.full(50_000, value))
         same = "all((self.state[number] == number).all() for number in range(5))"
-        assert await served.say(same) == "True"
+        assert await served.ask(same) == "True"
 
 
 async def test_outputs_of_any_layout_and_kind(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ async def test_outputs_of_any_layout_and_kind(tmp_path: Path) -> None:
 async def test_inputs_are_read_only(tmp_path: Path) -> None:
     async with reporting(tmp_path) as served:
         for size in (10, 100_000):
-            assert await served.say("inputs['x'].flags.writeable", x=np.zeros(size)) == "False"
+            assert await served.ask("inputs['x'].flags.writeable", x=np.zeros(size)) == "False"
 
 
 def test_a_frame_that_is_too_long_says_later_what_it_was_to_say(monkeypatch: pytest.MonkeyPatch) -> None:

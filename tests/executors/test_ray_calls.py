@@ -122,7 +122,7 @@ async def test_instances_are_spread_over_the_nodes(tmp_path: Path) -> None:
         gate = (
             "(folder / f'in-{os.getpid()}').touch()\nwhile len(list(folder.glob('in-*'))) < 2: time.sleep(0.005)"
         )
-        answers = await asyncio.gather(*(served.say(f"{gate}\nanswer = os.getpid()") for _ in range(2)))
+        answers = await asyncio.gather(*(served.ask(f"{gate}\nanswer = os.getpid()") for _ in range(2)))
         assert len({*answers, str(os.getpid())}) == 3
         assert served.servable.alive
     assert served.files("closed") == sorted(f"closed-{pid}" for pid in answers)
@@ -161,7 +161,7 @@ self.state["running"] = self.state.get("running", 0) + 1
 time.sleep(0.02)
 answer, self.state["running"] = self.state["running"], self.state["running"] - 1
 """
-        assert {*await asyncio.gather(*(served.say(text) for _ in range(20)))} == {"1"}
+        assert {*await asyncio.gather(*(served.ask(text) for _ in range(20)))} == {"1"}
 
 
 async def test_the_next_call_travels_while_one_runs(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ async def test_the_next_call_travels_while_one_runs(tmp_path: Path) -> None:
         (process,) = served.model._pool.ready()
         running = asyncio.ensure_future(served.run(waits))
         await served.entered("in")
-        waiting = asyncio.ensure_future(served.say("inputs['x'].sum()", x=np.ones(1 << 20)))
+        waiting = asyncio.ensure_future(served.ask("inputs['x'].sum()", x=np.ones(1 << 20)))
         await until(lambda: process.calls.count == 2)
         (tmp_path / "go").touch()
         await running

@@ -63,8 +63,8 @@ def test_frames_of_several_threads_do_not_mix(ends: Ends) -> None:
 @pytest.mark.parametrize("cut", [0, 3, 30, 200])
 def test_a_connection_that_ends_in_a_frame_is_gone(cut: int) -> None:
     ours, theirs = socket.socketpair()
-    whole, other = socket.socketpair()
-    with closing(Channel(whole, shares_memory=False)) as sends:
+    sending, other = socket.socketpair()
+    with closing(Channel(sending, shares_memory=False)) as sends:
         sends.send(Kind.CALL, placed=sends.place({"x": np.arange(1000)}))
         data = other.recv(100_000)
     other.close()

@@ -121,7 +121,7 @@ class Callers:
                 return
             name = f"{number}.{turn}"
             try:
-                await self.one.say(ONCE, name=name.encode())
+                await self.one.ask(ONCE, name=name.encode())
             except ServingError as error:
                 self.errors.append((time.monotonic(), str(error)))
             else:
@@ -138,8 +138,8 @@ async def test_a_node_is_killed_under_load(
 ) -> None:
     monkeypatch.setattr(reporting_models, "CPUS", 4)  # One for each node.
     async with reporting(tmp_path, more=TWO_INSTANCES) as served:
-        there = [name.split()[-1] for name in served.readings() if name.startswith("node_instances")]
-        assert len(there) == 2
+        node_names = [name.split()[-1] for name in served.readings() if name.startswith("node_instances")]
+        assert len(node_names) == 2
         callers = Callers(served, 12)
         await until(lambda: len(callers.answers) > 50)
         killed = time.monotonic()
@@ -151,7 +151,7 @@ async def test_a_node_is_killed_under_load(
         added = time.monotonic()
         assert served.readings()["processes"] == 1
         ray_nodes.add()
-        there_again = time.monotonic()
+        node_restarted = time.monotonic()
         await until(lambda: served.readings()["processes"] == 2)
         back = time.monotonic()
         before = len(callers.answers)
@@ -166,10 +166,10 @@ async def test_a_node_is_killed_under_load(
         assert len(runs) == len(set(runs))
         assert {f"run-{name}" for name in callers.answers} <= set(runs)
         print(
-            f"known {known - killed:.2f} s after the kill, node up in {there_again - added:.2f} s, "
-            f"instance back {back - there_again:.2f} s after that"
+            f"known {known - killed:.2f} s after the kill, node up in {node_restarted - added:.2f} s, "
+            f"instance back {back - node_restarted:.2f} s after that"
         )
-        assert back - there_again < 60
+        assert back - node_restarted < 60
 
 
 async def test_the_head_is_lost_and_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from bench.raynodes import Nodes
 
-from process import FREE_PORTS, Triglot, write_model, write_whole
+from process import FREE_PORTS, Triglot, write_atomically, write_model
 from protocol_clients.channel import grpc_channel
 from protocol_clients.kserve import infer
 from protocol_clients.rest import Rest
@@ -59,7 +59,7 @@ def write_adder(folder: Path, added: int, more: int, count: int = 2, says: str =
     (folder / "1" / "beside.py").write_text(f"ADDED = {added}\n")
     (folder / "1" / "weights").mkdir(exist_ok=True)
     (folder / "1" / "weights" / "more.txt").write_text(str(more))
-    write_whole(folder / "config.pbtxt", CONFIG.replace("COUNT", str(count)))
+    write_atomically(folder / "config.pbtxt", CONFIG.replace("COUNT", str(count)))
 
 
 def serving(folder: Path, address: str, *arguments: str) -> Triglot:
@@ -93,14 +93,14 @@ def test_a_model_on_a_cluster_is_served_as_any_other(tmp_path: Path, ray_nodes: 
             wait_until(lambda: 'triglot_processes{model="adder",version="1"} 2' in metrics_of(rest_port))
             # One instance less, without a gap.
             pids = {infer(channel, "adder", PID) for _ in range(30)}
-            write_whole(tmp_path / "adder" / "config.pbtxt", CONFIG.replace("COUNT", "1"))
+            write_atomically(tmp_path / "adder" / "config.pbtxt", CONFIG.replace("COUNT", "1"))
             wait_until(lambda: 'triglot_processes_wanted{model="adder",version="1"} 1' in metrics_of(rest_port))
             assert infer(channel, "adder", PID) in pids
             # Other files.
             write_adder(tmp_path / "adder", 20, 200, count=1)
             wait_until(lambda: infer(channel, "adder", 1) == 221)
             # Files that do not load leave what is there.
-            write_whole(tmp_path / "adder" / "1" / "beside.py", "ADDED = 1 / 0\n")
+            write_atomically(tmp_path / "adder" / "1" / "beside.py", "ADDED = 1 / 0\n")
             server.stderr.wait_for(rf"{tmp_path}/adder/1/\S*: .*ZeroDivisionError")
             assert infer(channel, "adder", 1) == 221
         server.stop()
@@ -125,12 +125,12 @@ def test_instances_come_with_a_burst_and_end_with_a_server_that_is_killed(
     (tmp_path / "adder" / "config.pbtxt").write_text(most)
     with serving(tmp_path, ray_nodes.address) as server:
         grpc_port, rest_port = server.ports()
-        ended = threading.Event()
+        finished = threading.Event()
 
         def call() -> int:
             calls = 0
             with grpc_channel(grpc_port) as channel:
-                while not ended.is_set():
+                while not finished.is_set():
                     assert infer(channel, "adder", SLOW) == SLOW + 110
                     calls += 1
             return calls
@@ -140,7 +140,7 @@ def test_instances_come_with_a_burst_and_end_with_a_server_that_is_killed(
             try:
                 wait_until(lambda: 'triglot_instances{model="adder",version="1"} 3' in metrics_of(rest_port))
             finally:
-                ended.set()
+                finished.set()
             assert all(caller.result() for caller in callers)  # None has failed.
         with grpc_channel(grpc_port) as channel:
             pid = infer(channel, "adder", PID)

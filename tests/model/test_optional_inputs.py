@@ -169,8 +169,8 @@ def test_code_may_do_without_an_input_and_a_fixed_model_may_not() -> None:
 
 
 def fit(ensemble: Sequence[TensorSpec], taking: Signature, **inputs: str) -> None:
-    whole = Signature(ensemble, [TensorSpec("out", "INT32", [-1])])
-    check_fit([Step("part", inputs, {"y": "out"})], whole, [Part(taking)], IN_CONFIG)
+    signature = Signature(ensemble, [TensorSpec("out", "INT32", [-1])])
+    check_fit([Step("part", inputs, {"y": "out"})], signature, [Part(taking)], IN_CONFIG)
 
 
 TAKING = Signature([X, optional("bias")], [TensorSpec("y", "INT32", [-1])])

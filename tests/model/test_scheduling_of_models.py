@@ -163,12 +163,12 @@ def test_what_a_model_can_say(kind: type[Model], attributes: dict[str, Any]) -> 
 
 
 def test_controls_and_states_are_in_no_signature() -> None:
-    whole = [ROWS, TensorSpec("start", "INT32", [-1, 1]), TensorSpec("sum", "FP32", [-1, 1])]
+    declared = [ROWS, TensorSpec("start", "INT32", [-1, 1]), TensorSpec("sum", "FP32", [-1, 1])]
     given = [TensorSpec("y", "FP32", [-1]), TensorSpec("sum_out", "FP32", [-1, 1])]
     model = model_of(
-        inputs=whole,
+        inputs=declared,
         outputs=given,
-        signatures={"other": Signature(whole, given)},
+        signatures={"other": Signature(declared, given)},
         sequence_batching=SEQUENCES,
         max_batch_size=4,
     )

@@ -66,7 +66,7 @@ class Attempt:
         """Whether the request has ended for the client."""
         return self._task.done()
 
-    async def ended(self) -> str:
+    async def wait_ended(self) -> str:
         """Wait for the outcome; raises `AssertionError` after `SECONDS`.
 
         It is the name of a gRPC code, an HTTP status, the grps status in a response, or a constant above.
@@ -155,14 +155,14 @@ class KServeStream(GrpcClient):
         )
 
     async def read(self, call: Any, attempt: Attempt) -> str:
-        ended = "OK"
+        outcome = "OK"
         async for data in call:
             answer = pb.ModelStreamInferResponse.FromString(data)
             if answer.error_message:
-                ended = IN_BAND
+                outcome = IN_BAND
             else:
                 attempt.answers.append(_kserve_text(answer.infer_response))
-        return ended
+        return outcome
 
 
 def _kserve_message(request: Request) -> pb.ModelInferRequest:
@@ -223,10 +223,10 @@ class GrpsStreaming(GrpcClient):
         return predict(_grps_message(request).SerializeToString(), timeout=request.timeout, metadata=metadata)
 
     async def read(self, call: Any, attempt: Attempt) -> str:
-        ended = "OK"
+        outcome = "OK"
         async for data in call:
-            ended = await _read_grps(GrpsMessage.FromString(data), attempt)
-        return ended
+            outcome = await _read_grps(GrpsMessage.FromString(data), attempt)
+        return outcome
 
 
 def _grps_message(request: Request) -> GrpsMessage:

@@ -32,7 +32,7 @@ _CODES = {
 _FLOAT = struct.Struct("<f")
 
 
-class Told(NamedTuple):
+class Outcome(NamedTuple):
     """The result of a call. `retry`: seconds after which the client may retry, if the response has that."""
 
     code: Code
@@ -41,7 +41,7 @@ class Told(NamedTuple):
     retry: float | None = None
 
 
-Interface = Callable[..., Awaitable[Told]]
+Interface = Callable[..., Awaitable[Outcome]]
 """Makes a call over one interface: `interface(live, value)`; KServe's also accept `parameters`."""
 
 
@@ -54,14 +54,14 @@ def _hint(metadata: Any) -> float | None:
     return None if value is None else int(value) / 1000
 
 
-async def _grpc(server: Live, method: str, request: bytes, timeout: float | None = None) -> tuple[Told, bytes]:
+async def _grpc(server: Live, method: str, request: bytes, timeout: float | None = None) -> tuple[Outcome, bytes]:
     call = server.channel.unary_unary(method)(request, timeout=timeout)
     try:
         answer = bytes(await call)
     except grpc.aio.AioRpcError as error:
         code = Code(error.code().value[0])
-        return Told(code, str(error.details()), retry=_hint(error.trailing_metadata())), b""
-    return Told(Code.OK, retry=_hint(await call.trailing_metadata())), answer
+        return Outcome(code, str(error.details()), retry=_hint(error.trailing_metadata())), b""
+    return Outcome(Code.OK, retry=_hint(await call.trailing_metadata())), answer
 
 
 def infer_message(value: float, parameters: dict[str, int] | None = None) -> inference_pb2.ModelInferRequest:
@@ -74,13 +74,13 @@ def infer_message(value: float, parameters: dict[str, int] | None = None) -> inf
 
 async def kserve_grpc(
     server: Live, value: float, parameters: dict[str, int] | None = None, timeout: float | None = None
-) -> Told:
+) -> Outcome:
     request = infer_message(value, parameters).SerializeToString()
-    told, answer = await _grpc(server, "/inference.GRPCInferenceService/ModelInfer", request, timeout)
-    return told._replace(value=_FLOAT.unpack(answer[-4:])[0]) if answer else told
+    outcome, answer = await _grpc(server, "/inference.GRPCInferenceService/ModelInfer", request, timeout)
+    return outcome._replace(value=_FLOAT.unpack(answer[-4:])[0]) if answer else outcome
 
 
-async def kserve_stream(server: Live, value: float, parameters: dict[str, int] | None = None) -> Told:
+async def kserve_stream(server: Live, value: float, parameters: dict[str, int] | None = None) -> Outcome:
     async def requests() -> AsyncIterator[bytes]:
         yield infer_message(value, parameters).SerializeToString()
 
@@ -90,19 +90,19 @@ async def kserve_stream(server: Live, value: float, parameters: dict[str, int] |
         text = answer.error_message
         full, late = "Exceeds maximum queue size" in text, " passed " in text
         code = Code.RESOURCE_EXHAUSTED if full else Code.DEADLINE_EXCEEDED if late else Code.UNKNOWN
-        return Told(code, text)
-    return Told(Code.OK, value=_FLOAT.unpack(answer.infer_response.raw_output_contents[0])[0])
+        return Outcome(code, text)
+    return Outcome(Code.OK, value=_FLOAT.unpack(answer.infer_response.raw_output_contents[0])[0])
 
 
-async def tfserving_grpc(server: Live, value: float) -> Told:
+async def tfserving_grpc(server: Live, value: float) -> Outcome:
     request = predict_pb2.PredictRequest(model_spec={"name": MODEL})
     request.inputs["x"].dtype = tensor_pb2.DT_FLOAT
     request.inputs["x"].tensor_shape.dim.add(size=1)
     request.inputs["x"].float_val.append(value)
-    told, answer = await _grpc(server, PREDICT, request.SerializeToString())
-    if told.code is not Code.OK:
-        return told
-    return told._replace(value=predict_pb2.PredictResponse.FromString(answer).outputs["y"].float_val[0])
+    outcome, answer = await _grpc(server, PREDICT, request.SerializeToString())
+    if outcome.code is not Code.OK:
+        return outcome
+    return outcome._replace(value=predict_pb2.PredictResponse.FromString(answer).outputs["y"].float_val[0])
 
 
 def grps_message(value: float) -> grps_pb2.GrpsMessage:
@@ -111,22 +111,22 @@ def grps_message(value: float) -> grps_pb2.GrpsMessage:
     return message
 
 
-def _grps_told(answer: bytes, retry: float | None) -> Told:
+def _grps_outcome(answer: bytes, retry: float | None) -> Outcome:
     message = grps_pb2.GrpsMessage.FromString(answer)
     if message.status.code != 200:
-        return Told(_CODES[message.status.code], message.status.msg, retry=retry)
-    return Told(Code.OK, value=message.gtensors.tensors[0].flat_float32[0])
+        return Outcome(_CODES[message.status.code], message.status.msg, retry=retry)
+    return Outcome(Code.OK, value=message.gtensors.tensors[0].flat_float32[0])
 
 
-async def grps_grpc(server: Live, value: float) -> Told:
-    told, answer = await _grpc(server, GRPS + "Predict", grps_message(value).SerializeToString())
-    return _grps_told(answer, told.retry) if told.code is Code.OK else told
+async def grps_grpc(server: Live, value: float) -> Outcome:
+    outcome, answer = await _grpc(server, GRPS + "Predict", grps_message(value).SerializeToString())
+    return _grps_outcome(answer, outcome.retry) if outcome.code is Code.OK else outcome
 
 
-async def grps_grpc_stream(server: Live, value: float) -> Told:
+async def grps_grpc_stream(server: Live, value: float) -> Outcome:
     call = server.channel.unary_stream(GRPS + "PredictStreaming")(grps_message(value).SerializeToString())
     answers = [bytes(answer) async for answer in call]
-    return _grps_told(answers[-1], _hint(await call.trailing_metadata()))
+    return _grps_outcome(answers[-1], _hint(await call.trailing_metadata()))
 
 
 # --- REST ---
@@ -139,35 +139,35 @@ async def _rest(server: Live, path: str, body: object) -> tuple[int, Any, float 
         return response.status, json.loads(await response.read()), None if retry is None else float(retry)
 
 
-async def kserve_rest(server: Live, value: float, parameters: dict[str, int] | None = None) -> Told:
+async def kserve_rest(server: Live, value: float, parameters: dict[str, int] | None = None) -> Outcome:
     tensor = {"name": "x", "datatype": "FP32", "shape": [1], "data": [value]}
     body = {"inputs": [tensor], "parameters": parameters or {}}
     status, answer, retry = await _rest(server, f"/v2/models/{MODEL}/infer", body)
     if status != 200:
-        return Told(_CODES[status], answer["error"], retry=retry)
-    return Told(Code.OK, value=answer["outputs"][0]["data"][0])
+        return Outcome(_CODES[status], answer["error"], retry=retry)
+    return Outcome(Code.OK, value=answer["outputs"][0]["data"][0])
 
 
-async def tfserving_rest(server: Live, value: float) -> Told:
+async def tfserving_rest(server: Live, value: float) -> Outcome:
     status, answer, retry = await _rest(server, f"/v1/models/{MODEL}:predict", {"instances": [value]})
     if status != 200:
-        return Told(_CODES[status], answer["error"], retry=retry)
-    return Told(Code.OK, value=answer["predictions"][0])
+        return Outcome(_CODES[status], answer["error"], retry=retry)
+    return Outcome(Code.OK, value=answer["predictions"][0])
 
 
-async def ai_platform(server: Live, value: float) -> Told:
+async def ai_platform(server: Live, value: float) -> Outcome:
     path = f"/v1/projects/some/models/{MODEL}:predict"
     status, answer, retry = await _rest(server, path, {"instances": [value]})
     if status != 200:
-        return Told(_CODES[status], answer["error"], retry=retry)
-    return Told(Code.OK, value=answer["predictions"][0])
+        return Outcome(_CODES[status], answer["error"], retry=retry)
+    return Outcome(Code.OK, value=answer["predictions"][0])
 
 
-def _document(answer: Any, retry: float | None) -> Told:
+def _document(answer: Any, retry: float | None) -> Outcome:
     status = answer["status"]
     if status["code"] != 200:
-        return Told(_CODES[status["code"]], status["msg"], retry=retry)
-    return Told(Code.OK, value=answer["gtensors"]["tensors"][0]["flat_float32"][0])
+        return Outcome(_CODES[status["code"]], status["msg"], retry=retry)
+    return Outcome(Code.OK, value=answer["gtensors"]["tensors"][0]["flat_float32"][0])
 
 
 def grps_body(value: float) -> dict[str, Any]:
@@ -175,11 +175,11 @@ def grps_body(value: float) -> dict[str, Any]:
     return {"model": MODEL, "gtensors": {"tensors": [tensor]}}
 
 
-async def grps_rest(server: Live, value: float) -> Told:
+async def grps_rest(server: Live, value: float) -> Outcome:
     status, answer, retry = await _rest(server, "/grps/v1/infer/predict", grps_body(value))
-    told = _document(answer, retry)
-    assert told.code is _CODES[status]
-    return told
+    outcome = _document(answer, retry)
+    assert outcome.code is _CODES[status]
+    return outcome
 
 
 def _last(documents: str) -> str:
@@ -187,7 +187,7 @@ def _last(documents: str) -> str:
     return "{" + documents.rstrip().rpartition("\n}\n{")[2].removeprefix("{")
 
 
-async def grps_rest_stream(server: Live, value: float) -> Told:
+async def grps_rest_stream(server: Live, value: float) -> Outcome:
     url = server.url.removesuffix("/v2") + "/grps/v1/infer/predict?streaming=true"
     async with server.session.post(url, json=grps_body(value)) as response:
         assert response.status == 200

@@ -71,9 +71,9 @@ class Row(NamedTuple):
 
 
 Parameters = Mapping[str, Any]
-Told = tuple[Code, str]
+Outcome = tuple[Code, str]
 """A code and its text."""
-FINE: Told = Code.OK, ""
+FINE: Outcome = Code.OK, ""
 
 
 class GrpcControl:
@@ -82,7 +82,7 @@ class GrpcControl:
     def __init__(self, client: GrpcClient) -> None:
         self.client = client
 
-    async def change(self, rpc: str, request_class: Any, name: str, parameters: Parameters) -> Told:
+    async def change(self, rpc: str, request_class: Any, name: str, parameters: Parameters) -> Outcome:
         request = request_class(model_name=name)
         kinds = {bool: "bool_param", int: "int64_param", str: "string_param", bytes: "bytes_param"}
         for key, value in parameters.items():
@@ -94,10 +94,10 @@ class GrpcControl:
             assert reply == b"\x0a" + bytes([len(name)]) + name.encode() + b"\x10\x01"
         return code, text
 
-    async def load(self, name: str, **parameters: Any) -> Told:
+    async def load(self, name: str, **parameters: Any) -> Outcome:
         return await self.change("RepositoryModelLoad", pb.RepositoryModelLoadRequest, name, parameters)
 
-    async def unload(self, name: str, **parameters: Any) -> Told:
+    async def unload(self, name: str, **parameters: Any) -> Outcome:
         return await self.change("RepositoryModelUnload", pb.RepositoryModelUnloadRequest, name, parameters)
 
     async def index(self, *, ready: bool = False) -> list[Row]:
@@ -123,7 +123,7 @@ class RestControl:
     def __init__(self, client: RestClient) -> None:
         self.client = client
 
-    async def change(self, verb: str, name: str, parameters: Parameters) -> Told:
+    async def change(self, verb: str, name: str, parameters: Parameters) -> Outcome:
         body = json.dumps({"parameters": parameters}).encode() if parameters else b""
         path = f"/v2/repository/models/{quote(name, safe='').replace('.', '%2E')}/{verb}"
         status, headers, reply = await self.client.call("POST", path, body)
@@ -135,10 +135,10 @@ class RestControl:
         assert list(answer) == ["error"]
         return next(code for code, number in STATUS_OF.items() if number == status), answer["error"]
 
-    async def load(self, name: str, **parameters: Any) -> Told:
+    async def load(self, name: str, **parameters: Any) -> Outcome:
         return await self.change("load", name, parameters)
 
-    async def unload(self, name: str, **parameters: Any) -> Told:
+    async def unload(self, name: str, **parameters: Any) -> Outcome:
         return await self.change("unload", name, parameters)
 
     async def index(self, *, ready: bool = False) -> list[Row]:
@@ -164,7 +164,7 @@ def control_of(served: Served, interface: str) -> Control:
     return GrpcControl(served.grpc) if interface == "grpc" else RestControl(served.rest)
 
 
-async def ask(served: Served, name: str, version: str = "", x: int = 0) -> int | Told:
+async def ask(served: Served, name: str, version: str = "", x: int = 0) -> int | Outcome:
     """What the model says, or the error."""
     tensor = Tensor("x", "INT32", [1], struct.pack("<i", x))
     answer: Answer = await served.grpc.infer(Infer(name, [tensor], version=version))

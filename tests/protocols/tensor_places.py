@@ -91,8 +91,8 @@ class In:
 
 SIZE = 4 * 2**20
 """Of a region "r" that is one large input; what is copied on a thread, where there are more cores than one."""
-WHOLE = RegionSlice("r", 0, SIZE)
-X = [In("x", WHOLE, "FP32", [1, SIZE // 4])]
+WHOLE_REGION = RegionSlice("r", 0, SIZE)
+X = [In("x", WHOLE_REGION, "FP32", [1, SIZE // 4])]
 SHRUNK = (
     f"shared memory region 'r': expected {SIZE} bytes, got fewer: its object was truncated after it was registered"
 )

@@ -39,7 +39,7 @@ def tensors(data: bytes) -> list[GrpsTensor]:
     return decoded
 
 
-MESSAGES_THERE_AND_BACK = {
+ROUND_TRIP_MESSAGES = {
     "nothing": Message(),
     "model": Message("echo-1.0.0"),
     "text": Message("m", "héllo"),
@@ -82,7 +82,7 @@ MESSAGES_THERE_AND_BACK = {
 }
 
 
-@pytest.mark.parametrize("message", MESSAGES_THERE_AND_BACK.values(), ids=MESSAGES_THERE_AND_BACK.keys())
+@pytest.mark.parametrize("message", ROUND_TRIP_MESSAGES.values(), ids=ROUND_TRIP_MESSAGES.keys())
 def test_there_and_back(message: Message) -> None:
     encoded = encode_message(message)
     for data in (encoded, encoded + PADDING, PADDING + encoded):
@@ -91,7 +91,7 @@ def test_there_and_back(message: Message) -> None:
     assert comparable(expected(encoded)) == comparable(message)
 
 
-@pytest.mark.parametrize("message", MESSAGES_THERE_AND_BACK.values(), ids=MESSAGES_THERE_AND_BACK.keys())
+@pytest.mark.parametrize("message", ROUND_TRIP_MESSAGES.values(), ids=ROUND_TRIP_MESSAGES.keys())
 def test_encoded_as_protobuf_does(message: Message) -> None:
     encoded = encode_message(message)
     read = pb.GrpsMessage.FromString(encoded)

@@ -116,12 +116,12 @@ def test_damaged_requests_have_one_outcome(message: pb.ModelInferRequest, draw: 
 
 def fields_of(message: pb.ModelInferRequest) -> list[bytes]:
     """The message's fields one by one, those of a kind in their order."""
-    whole = type(message)
+    message_class = type(message)
     return [
-        whole(model_name=message.model_name).SerializeToString(),
-        whole(model_version=message.model_version).SerializeToString(),
-        whole(id=message.id).SerializeToString(),
-        *(whole(parameters={key: value}).SerializeToString() for key, value in message.parameters.items()),
+        message_class(model_name=message.model_name).SerializeToString(),
+        message_class(model_version=message.model_version).SerializeToString(),
+        message_class(id=message.id).SerializeToString(),
+        *(message_class(parameters={key: value}).SerializeToString() for key, value in message.parameters.items()),
         *(field(5, tensor.SerializeToString()) for tensor in message.inputs),
         *(field(6, output.SerializeToString()) for output in message.outputs),
         *(field(7, raw) for raw in message.raw_input_contents),

@@ -68,8 +68,8 @@ async def test_models_are_loaded_and_unloaded(interface: str, tmp_path: Path) ->
         assert await ask(served, "a", "2") == not_ready("a", 2)
         assert not await control.ready("a")
         assert not await control.ready("a", "2")
-        gone = [Row("a", version, "UNAVAILABLE", UNLOADED) for version in ("1", "2")]
-        await until_index(control, *gone, Row("b"))
+        unloaded = [Row("a", version, "UNAVAILABLE", UNLOADED) for version in ("1", "2")]
+        await until_index(control, *unloaded, Row("b"))
         assert await control.index(ready=True) == []
         assert await control.ready(), "with nothing to serve, everything is ready"
         assert await control.unload("a") == FINE
@@ -188,8 +188,8 @@ async def test_files_are_refused_by_default(
     put(tmp_path / "a")
     async with serve_models([tmp_path], **EXPLICIT) as served:
         control = control_of(served, interface)
-        told = await control.load("a", **{f"file:{path}": content(interface, "A")}, **config)
-        assert told == (Code.INTERNAL, f"{POLL}: 'file:{path}': {NO_FILES}")
+        outcome = await control.load("a", **{f"file:{path}": content(interface, "A")}, **config)
+        assert outcome == (Code.INTERNAL, f"{POLL}: 'file:{path}': {NO_FILES}")
         assert await control.index() == [Row("a")]
 
 
@@ -250,9 +250,9 @@ async def test_files_that_cannot_be(
     async with serve_models([tmp_path], **EXPLICIT, load_model="a", allow_model_upload=True) as served:
         control = control_of(served, interface)
         configured = {} if config is None else {"config": config}
-        told = await control.load("a", **{f"file:{path}": content(interface, "nothing")}, **configured)
-        assert told[0] is code
-        assert told[1].startswith(text)
+        outcome = await control.load("a", **{f"file:{path}": content(interface, "nothing")}, **configured)
+        assert outcome[0] is code
+        assert outcome[1].startswith(text)
         assert await ask(served, "a") == 7
 
 

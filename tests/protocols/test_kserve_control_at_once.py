@@ -62,8 +62,8 @@ async def test_many_models_at_once(interface: str, tmp_path: Path) -> None:
         put(tmp_path / name, says=number, text=FAILS if number == 3 else SAYS)
     async with serve_models([tmp_path], **EXPLICIT) as served:
         control = control_of(served, interface)
-        told = await asyncio.gather(*(control.load(name) for name in names))
-        assert [outcome == FINE for outcome in told] == [number != 3 for number in range(10)]
+        outcomes = await asyncio.gather(*(control.load(name) for name in names))
+        assert [outcome == FINE for outcome in outcomes] == [number != 3 for number in range(10)]
         assert [await ask(served, name) for name in names if name != "m3"] == [0, 1, 2, *range(4, 10)]
         await asyncio.gather(*(control.unload(name) for name in names))
         assert {row.reason for row in await control.index() if row.state == "UNAVAILABLE"} == {UNLOADED}

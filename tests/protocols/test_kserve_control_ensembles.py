@@ -116,9 +116,9 @@ async def test_what_others_need_stays(interface: str, tmp_path: Path) -> None:
         everything = await control.index()
         assert sorted(row.name for row in everything) == ["deep", "e", "inner", "only", "other", "own", "shared"]
         assert await control.unload("e", unload_dependents=True) == FINE
-        gone = ("deep", "e", "inner", "only")
+        unloaded = ("deep", "e", "inner", "only")
         await until_index(
-            control, *[Row(row.name, "1", *UNLOADED) if row.name in gone else row for row in everything]
+            control, *[Row(row.name, "1", *UNLOADED) if row.name in unloaded else row for row in everything]
         )
         assert await ask(served, "other") == 2
 

@@ -307,7 +307,7 @@ async def test_a_client_that_leaves_stops_the_model(call: str) -> None:
 async def test_a_client_that_leaves_before_the_first_answer_stops_the_model() -> None:
     class Silent(Model):
         inputs, outputs = Plain.inputs, Plain.outputs
-        entered, ended = asyncio.Event(), asyncio.Event()
+        entered, closed = asyncio.Event(), asyncio.Event()
 
         async def infer(self, inputs: Any) -> AsyncIterator[dict[str, Any]]:
             self.entered.set()
@@ -315,13 +315,13 @@ async def test_a_client_that_leaves_before_the_first_answer_stops_the_model() ->
                 await asyncio.Event().wait()
                 yield {"y": inputs["x"]}
             finally:
-                self.ended.set()
+                self.closed.set()
 
     model = Silent()
     async with live({"silent": model}) as server:
         async with exchange(server, "silent/generate_stream", b'{"x": 1}'):
             await asyncio.wait_for(model.entered.wait(), 20)
-        await asyncio.wait_for(model.ended.wait(), 20)
+        await asyncio.wait_for(model.closed.wait(), 20)
         await until(lambda: server.leases() == 0)
 
 
@@ -370,13 +370,13 @@ async def test_the_calls_are_counted_with_what_came_of_them() -> None:
         await post(server, "texts/generate_stream", {"prompt": "p", "count": 1, "fail": True})
         async with server.session.get(f"http://127.0.0.1:{server.server.rest_port}/metrics") as response:
             text = await response.text()
-    counted = {
+    counts = {
         (sample.labels["method"], sample.labels["model"], sample.labels["code"]): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
         if sample.name == "triglot_requests_total" and "generate" in sample.labels["method"]
     }
-    assert counted == {
+    assert counts == {
         ("generate", "twice", "OK"): 1,
         ("generate", "twice", "INVALID_ARGUMENT"): 1,
         ("generate_stream", "texts", "INVALID_ARGUMENT"): 1,

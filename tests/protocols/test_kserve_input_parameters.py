@@ -108,7 +108,9 @@ async def test_requests_that_say_unlike_things_share_no_batch(tmp_path: Path) ->
         parameters: list[dict[str, Any]] = [{}, {"on": True}, {"on": 1}, {"on": 1.0}, {"on": "1"}, {"off": True}]
         answers = await asyncio.gather(*(clients.by_grpc(parameter) for parameter in parameters for _ in range(4)))
         expected = [{"a": parameter} if parameter else {} for parameter in parameters for _ in range(4)]
-        assert [json.dumps(told) for told, _ in answers] == [json.dumps(parameter) for parameter in expected]
+        assert [json.dumps(parameters_seen) for parameters_seen, _ in answers] == [
+            json.dumps(parameter) for parameter in expected
+        ]
 
 
 async def test_nor_an_answer_of_the_cache(tmp_path: Path) -> None:
@@ -116,5 +118,5 @@ async def test_nor_an_answer_of_the_cache(tmp_path: Path) -> None:
         for of_a, of_b in (({}, {}), (OF_A, {}), ({}, OF_A), ({"on": True}, {}), ({"on": 1}, {})):
             expected = {name: own for name, own in (("a", of_a), ("b", of_b)) if own}
             for _ in range(2):
-                told, _ = await clients.by_grpc(of_a, of_b)
-                assert json.dumps(told, sort_keys=True) == json.dumps(expected, sort_keys=True)
+                parameters_seen, _ = await clients.by_grpc(of_a, of_b)
+                assert json.dumps(parameters_seen, sort_keys=True) == json.dumps(expected, sort_keys=True)

@@ -354,12 +354,12 @@ async def test_a_request_s_configuration_stays_in_the_model_s_folder(
     outside = tmp_path / "repository" / "outside.py"
     put(tmp_path / "repository" / "a" / "1", says=1)
     outside.write_text(f"open({str(ran)!r}, 'w').close()\n")
-    elsewhere = tmp_path / "elsewhere.py"
-    elsewhere.write_text(outside.read_text())
+    outside_folder = tmp_path / "elsewhere.py"
+    outside_folder.write_text(outside.read_text())
     async with serve_models([tmp_path / "repository"], **EXPLICIT, load_model="a") as served:
         if "link.py" in str(fields):
-            (tmp_path / "repository" / "a" / "1" / "link.py").symlink_to(elsewhere)
-        code, told = await control_of(served, interface).load("a", config=config_text(**fields))
-        assert (code, text in told) == (INVALID, True), told
+            (tmp_path / "repository" / "a" / "1" / "link.py").symlink_to(outside_folder)
+        code, message = await control_of(served, interface).load("a", config=config_text(**fields))
+        assert (code, text in message) == (INVALID, True), message
         assert await ask(served, "a") == 1
     assert not ran.exists()

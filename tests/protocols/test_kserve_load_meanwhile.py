@@ -12,7 +12,18 @@ from typing import Any, NamedTuple
 import aiohttp
 import grpc.aio
 import pytest
-from control_clients import FINE, INVALID, SAYS, Control, GrpcControl, RestControl, Told, config_text, put, saying
+from control_clients import (
+    FINE,
+    INVALID,
+    SAYS,
+    Control,
+    GrpcControl,
+    Outcome,
+    RestControl,
+    config_text,
+    put,
+    saying,
+)
 
 from process import FREE_PORTS, Triglot
 from protocol_clients.kserve_async import GrpcClient, Infer, RestClient, Tensor
@@ -67,7 +78,7 @@ async def served(folder: Path, interface: str, *arguments: str, load_timeout: in
             yield Clients(process, grpc_client, rest_client, control)
 
 
-async def answers_until(clients: Clients, done: asyncio.Task[list[Told]]) -> list[Told]:
+async def answers_until(clients: Clients, done: asyncio.Task[list[Outcome]]) -> list[Outcome]:
     """Call another model, and ask for health, until `done` is; returns its result."""
     tensor = Tensor("x", "INT32", [1], bytes(4))
     while not done.done():
@@ -110,7 +121,7 @@ async def test_other_calls_are_answered_while_loads_are_refused(tmp_path: Path, 
     put(tmp_path / "open" / "1", text=OPEN)
     async with served(tmp_path, interface, load_timeout=60) as clients:
 
-        async def load() -> list[Told]:
+        async def load() -> list[Outcome]:
             return [
                 await clients.control.load(name, config=json.dumps(config)) for name, config in TOO_MUCH.values()
             ]
@@ -128,7 +139,7 @@ async def test_other_calls_are_answered_while_such_loads_run(tmp_path: Path) -> 
     put(tmp_path / "open" / "1", text=OPEN)
     async with served(tmp_path, "grpc", *WIDENED, load_timeout=60) as clients:
 
-        async def load() -> list[Told]:
+        async def load() -> list[Outcome]:
             large = [TOO_MUCH[what] for what in ("slots of rows", "slots of sequences", "tensors", "versions")]
             return [await clients.control.load(name, config=json.dumps(config)) for name, config in large]
 
@@ -151,7 +162,7 @@ async def test_a_load_that_does_not_end_fails_and_is_logged(
     put(tmp_path / "other" / "1", says=1)
     async with served(tmp_path, interface, *WIDENED, load_timeout=5) as clients:
 
-        async def load() -> list[Told]:
+        async def load() -> list[Outcome]:
             return [await clients.control.load("a", config=json.dumps(fields))]
 
         [(code, text)] = await answers_until(clients, asyncio.create_task(load()))

@@ -168,7 +168,7 @@ async def test_bodies_that_are_wrong(body: bytes, text: str) -> None:
 # --- the log of a program that has a server in it ---
 
 
-def say(*names: str) -> None:
+def log_lines(*names: str) -> None:
     """A line of each level from our loggers."""
     for name in names:
         logger = logging.getLogger(name)
@@ -197,16 +197,16 @@ async def test_switches(settings: Values, left: list[int], caplog: pytest.LogCap
     names = "triglot.server", "triglot.core.errors", "triglot.models"
     async with serve_models(MODELS) as served:
         await change(served.rest, **settings)
-        say(*names, "elsewhere", "triglotter")
+        log_lines(*names, "elsewhere", "triglotter")
         assert [messages(caplog, name) for name in names] == [left] * 3
         assert messages(caplog, "elsewhere")[-2:] == messages(caplog, "triglotter")[-2:] == every[1:]
         caplog.clear()
         await change(served.rest, **dict.fromkeys(settings, True))
-        say(*names)
+        log_lines(*names)
         assert [messages(caplog, name) for name in names] == [every] * 3
         await change(served.rest, **settings)
     caplog.clear()
-    say(*names)
+    log_lines(*names)
     assert [messages(caplog, name) for name in names] == [every] * 3, "it ends with the server"
     assert (root.level, list(root.handlers), list(root.filters)) == before
 
@@ -224,7 +224,7 @@ async def test_info_that_was_not_logged(caplog: pytest.LogCaptureFixture) -> Non
     async with serve_models(MODELS) as served:
         assert await change(served.rest) == START | {"log_info": False}
         await change(served.rest, log_info=True)
-        say("triglot.server")
+        log_lines("triglot.server")
         assert messages(caplog, "triglot.server") == [logging.INFO, logging.WARNING, logging.ERROR]
 
 
@@ -381,15 +381,17 @@ def free_ports() -> tuple[str, ...]:
 
 
 def test_a_log_file_that_cannot_be_written(tmp_path: Path) -> None:
-    ended = run_triglot("serve", "--log-file", tmp_path / "nowhere" / "log")
-    assert ended.returncode == 2
-    assert ended.stderr == f"triglot: log_file: cannot write {tmp_path}/nowhere/log: No such file or directory\n"
+    completed = run_triglot("serve", "--log-file", tmp_path / "nowhere" / "log")
+    assert completed.returncode == 2
+    assert (
+        completed.stderr == f"triglot: log_file: cannot write {tmp_path}/nowhere/log: No such file or directory\n"
+    )
 
 
 def test_traces_that_have_no_file() -> None:
     for level in ("TIMESTAMPS", "tensors", "OFF,TENSORS"):
-        ended = run_triglot("serve", "--trace-level", level)
-        assert ended.returncode == 2
-        assert ended.stderr.startswith("triglot: trace_level: ")
-    ended = run_triglot("serve", "--trace-level", "TENSORS")
-    assert ended.stderr == "triglot: trace_level: TENSORS needs a trace_file to write traces to\n"
+        completed = run_triglot("serve", "--trace-level", level)
+        assert completed.returncode == 2
+        assert completed.stderr.startswith("triglot: trace_level: ")
+    completed = run_triglot("serve", "--trace-level", "TENSORS")
+    assert completed.stderr == "triglot: trace_level: TENSORS needs a trace_file to write traces to\n"

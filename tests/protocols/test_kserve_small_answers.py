@@ -50,12 +50,12 @@ def test_it_is_the_same_message(
     if small is None:
         return
     if final is None:
-        whole_message = pb.ModelInferResponse.FromString(b"".join(infer_pieces(response)))
-        assert pb.ModelInferResponse.FromString(small) == whole_message
+        complete_message = pb.ModelInferResponse.FromString(b"".join(infer_pieces(response)))
+        assert pb.ModelInferResponse.FromString(small) == complete_message
     else:
-        whole = copy.copy(response)
-        whole.parameters = {FINAL: final}
-        message = pb.ModelStreamInferResponse.FromString(encode_stream_infer(whole))
+        complete = copy.copy(response)
+        complete.parameters = {FINAL: final}
+        message = pb.ModelStreamInferResponse.FromString(encode_stream_infer(complete))
         assert pb.ModelStreamInferResponse.FromString(small) == message
 
 

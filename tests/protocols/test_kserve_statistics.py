@@ -37,7 +37,7 @@ async def by_rest(served: Served, path: str) -> tuple[int, Any]:
     return status, json.loads(reply)
 
 
-async def told_by_rest(served: Served, path: str) -> int | list[str]:
+async def versions_by_rest(served: Served, path: str) -> int | list[str]:
     status, document = await by_rest(served, path)
     return (
         status if status != 200 else [f"{stats['name']}/{stats['version']}" for stats in document["model_stats"]]
@@ -60,11 +60,11 @@ async def test_which_versions_are_told_of(tmp_path: Path) -> None:
         ):
             assert await by_grpc(served, name, version) == found
             model = f"/{name}/versions/{version}" if version else f"/{name}" if name else ""
-            assert await told_by_rest(served, f"/v2/models{model}/stats") == found
+            assert await versions_by_rest(served, f"/v2/models{model}/stats") == found
         assert await by_grpc(served, version="2") == ["a/1", "a/2", "b/1"]
 
         await served.server.dataplane.unload_model(EVERYTHING, "a")
-        assert await by_grpc(served) == await told_by_rest(served, "/v2/models/stats") == ["b/1"]
+        assert await by_grpc(served) == await versions_by_rest(served, "/v2/models/stats") == ["b/1"]
         for version in ("", "2"):
             assert await by_grpc(served, "a", version) is Code.INVALID_ARGUMENT
             path = f"/v2/models/a/versions/{version}/stats" if version else "/v2/models/a/stats"
@@ -83,7 +83,7 @@ async def test_what_there_is_not(tmp_path: Path) -> None:
         ):
             assert await by_grpc(served, name, version) is code
             model = f"{name}/versions/{version}" if version else name
-            assert await told_by_rest(served, f"/v2/models/{model}/stats") == status
+            assert await versions_by_rest(served, f"/v2/models/{model}/stats") == status
         for name, version in (("a", "-1"), ("", "one")):
             assert await by_grpc(served, name, version) is Code.INVALID_ARGUMENT
         assert (await served.rest.call("POST", "/v2/models/a/stats"))[0] == 405
@@ -169,6 +169,6 @@ async def test_time_that_the_inputs_take_is_no_time_in_the_queue(tmp_path: Path)
         code, text, _ = await served.grpc.call("ModelInfer", request.SerializeToString())
         assert code is Code.OK, text
         _, document = await by_rest(served, "/v2/models/texts/stats")
-        took = document["model_stats"][0]["inference_stats"]
-        assert took["compute_input"]["ns"] > 10_000_000
-        assert took["queue"]["ns"] < took["compute_input"]["ns"] / 2
+        durations = document["model_stats"][0]["inference_stats"]
+        assert durations["compute_input"]["ns"] > 10_000_000
+        assert durations["queue"]["ns"] < durations["compute_input"]["ns"] / 2

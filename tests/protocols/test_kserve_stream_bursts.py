@@ -192,7 +192,7 @@ async def test_requests_that_come_one_after_the_other_wait_while_no_answer_can_l
         client = await opened(server, window=0)
         for at in range(wanted):
             await client.send(data(1, message(asking("noting", at)), end=False))
-            await client.is_heard()
+            await client.wait_until_processed()
         # What was answered before any other is on its way, in one frame; each of the others takes over 100 bytes.
         await until(lambda: began > 20)
         assert began <= 2 * MAX_IN_A_ROW
@@ -215,7 +215,7 @@ async def test_after_an_error_that_ends_the_call_nothing_runs() -> None:
         good, bad = message(asking("noting", 1)), message(b"not gzip", packed=1)
         for sent in (good, good, good, bad, good, good):
             await client.send(data(1, sent, end=False))
-            await client.is_heard()
+            await client.wait_until_processed()
         await client.send(frames.window_update(1, 2**20))
         assert (await client.status(1))["grpc-status"] == str(grpc.StatusCode.INTERNAL.value[0])
         await client.close()
@@ -237,7 +237,7 @@ async def test_thousands_of_wrong_requests_behind_those_that_run() -> None:
         await client.send(*(data(1, message(asking("waits")), end=False) for _ in range(MAX_IN_A_ROW)))
         await until(lambda: running == MAX_IN_A_ROW)
         await client.send(data(1, message(b"", packed=1) * 3000, end=False))
-        await client.is_heard()
+        await client.wait_until_processed()
         gate.set()
         assert (await client.status(1))["grpc-status"] == str(grpc.StatusCode.INTERNAL.value[0])
         await client.close()

@@ -57,15 +57,15 @@ async def test_a_client_that_half_closes_with_hundreds_open_gets_all_answers() -
 
 
 async def test_a_client_that_cancels_with_hundreds_open_cancels_each() -> None:
-    ended = 0
+    finished = 0
 
     async def forever(inputs: Inputs) -> AsyncIterator[Any]:
-        nonlocal ended
+        nonlocal finished
         try:
             yield y(1)
             await asyncio.Event().wait()
         finally:
-            ended += 1
+            finished += 1
 
     busy = Scripted(open_gate=False)
     async with live({"forever": Plain(forever), "busy": busy}) as server:
@@ -76,7 +76,7 @@ async def test_a_client_that_cancels_with_hundreds_open_cancels_each() -> None:
             await call.read()
         await until(lambda: server.leases() == MANY)
         call.cancel()
-        await until(lambda: ended == MANY // 2)
+        await until(lambda: finished == MANY // 2)
         busy.gate.set()
         await until(lambda: server.leases() == 0)
     assert len(busy.started) == 1  # Requests that were queued are not run.

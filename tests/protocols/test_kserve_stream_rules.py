@@ -144,7 +144,7 @@ async def test_several_long_answers_of_a_thread_end_once(fails: bool) -> None:
 
 @pytest.mark.parametrize("flag", ["true", "false", "TRUE"])
 async def test_only_true_ends_the_call_with_a_status(flag: str) -> None:
-    told = asyncio.Event()
+    status_sent = asyncio.Event()
 
     def infer(inputs: Inputs) -> Any:
         raise Unavailable("not now")
@@ -153,7 +153,7 @@ async def test_only_true_ends_the_call_with_a_status(flag: str) -> None:
         yield asking("good", 1, "a")
         yield asking("bad", 1, "b")
         if flag == "true":
-            await told.wait()  # grpc's client tells of a status as INTERNAL when it comes while it writes.
+            await status_sent.wait()  # grpc's client tells of a status as INTERNAL when it comes while it writes.
         yield asking("good", 2, "c")
 
     async with live({"bad": Plain(infer), "good": Scripted()}) as server:
@@ -163,7 +163,7 @@ async def test_only_true_ends_the_call_with_a_status(flag: str) -> None:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call.read()
             assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.UNAVAILABLE, "not now")
-            told.set()
+            status_sent.set()
         else:
             assert (await call.read()).error_message == "not now"
             assert value(await call.read()) == 4

@@ -70,8 +70,10 @@ async def test_a_small_answer_does_not_overtake_a_large_one() -> None:
     for sequence in sequences:
         ids = [answer.infer_response.id for answer in got if answer.infer_response.id.startswith(f"{sequence} ")]
         # To a three there is an error, too.
-        told = {0: 0, 3: 3}
-        assert ids == [f"{sequence} {at}" for at, value in enumerate(values) for _ in range(told.get(value, 2))]
+        response_counts = {0: 0, 3: 3}
+        assert ids == [
+            f"{sequence} {at}" for at, value in enumerate(values) for _ in range(response_counts.get(value, 2))
+        ]
     assert sum("three" in answer.error_message for answer in got) == len(sequences)
 
 

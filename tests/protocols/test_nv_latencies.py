@@ -125,8 +125,8 @@ async def test_first_responses_of_all_kinds_of_models() -> None:
         for name in ("thread", "loop", "batched", "both"):
             milliseconds = found["nv_inference_request_duration_us", name, ""] / 1000
             assert first(found, name)[1] == pytest.approx(milliseconds, abs=0.01)
-        whole = found["nv_inference_request_duration_us", "stream", ""] / 1000
-        assert 0 < first(found, "stream")[1] < whole / 2
+        total = found["nv_inference_request_duration_us", "stream", ""] / 1000
+        assert 0 < first(found, "stream")[1] < total / 2
         # A stream of no answers has no first one, but for an error.
         await client.stream("stream", 0)
         assert first(await metrics(session), "stream")[0] == 1
@@ -229,9 +229,9 @@ async def test_quantiles_may_be_chosen(tmp_path: Path) -> None:
         await ask(served, "m")
         found = await of(served)
         assert {quantile for name, _, quantile in found if name == SUMMARIES[0]} == {"0.25", "1.0"}
-        whole = found["nv_inference_request_summary_us_sum", "m", ""]
+        total = found["nv_inference_request_summary_us_sum", "m", ""]
         # Within 1 % or a microsecond of the value; its sum is rounded to whole ones.
-        assert found[SUMMARIES[0], "m", "0.25"] == pytest.approx(whole, abs=max(0.01 * whole, 1) + 0.51)
+        assert found[SUMMARIES[0], "m", "0.25"] == pytest.approx(total, abs=max(0.01 * total, 1) + 0.51)
 
 
 async def test_summaries_of_a_response_cache(tmp_path: Path) -> None:

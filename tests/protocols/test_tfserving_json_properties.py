@@ -102,8 +102,8 @@ def outcome(body: bytes, inputs: dict[str, str]) -> str:
 
 @given(st.binary(max_size=30) | st.lists(st.sampled_from(list(b'{}[]",:1.x'))).map(bytes), st.integers(0, 40))
 def test_any_bytes_are_read_or_refused(junk: bytes, at: int) -> None:
-    whole = b'{"instances":[{"x":[1.0,2]}]}'
-    for body in (junk, whole[:at] + junk + whole[at:], b'{"inputs":' + junk + b"}"):
+    valid = b'{"instances":[{"x":[1.0,2]}]}'
+    for body in (junk, valid[:at] + junk + valid[at:], b'{"inputs":' + junk + b"}"):
         for form in (b"", BLANKS):
             try:
                 decoded = decode_predict(body + form, signature(FLOAT))

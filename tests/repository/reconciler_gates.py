@@ -41,13 +41,13 @@ class Closing(Model):
 class Counting(Reconciler):
     """Tells how many loads have come to their end here, too; not each of them changes what is known."""
 
-    ended = 0
+    unload_count = 0
 
     async def _load(self, files: ModelFiles, pass_on: Callable[[], None]) -> None:
         try:
             await super()._load(files, pass_on)
         finally:
-            self.ended += 1
+            self.unload_count += 1
 
 
 class Gated:
@@ -160,7 +160,7 @@ class Gated:
                 for status in self._statuses()
             },
             self.begun,
-            self.reconciler.ended,
+            self.reconciler.unload_count,
             self.open(),
         )
 

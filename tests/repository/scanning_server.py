@@ -30,7 +30,7 @@ def a_repository(folder: Path) -> Path:
     return folder
 
 
-class Looking:
+class ScanningServer:
     """A watch of some roots, by a server that serves what it wants at once.
 
     `on_load` is what models do while they load. `loads` are the versions that were loaded, "m/1", in their order.
@@ -46,9 +46,9 @@ class Looking:
         self.broken: set[str] = set()
         """Those that cannot be loaded."""
         self._tried: set[ModelFiles] = set()
-        self.told = OnceLogger()
+        self.problem_log = OnceLogger()
         self.last = self.watch.scan(roots, {}, [], lambda _: True)
-        self.told.log(self.last, lambda _: True)
+        self.problem_log.log(self.last, lambda _: True)
         self._load()
 
     def look(self, loaded: Collection[ModelFiles] | None = None, *, busy: Collection[str] = ()) -> Scan:
@@ -56,7 +56,7 @@ class Looking:
         held = [files for versions in self.last.wanted.values() for files in versions.values()]
         serving = [files for files in held if str(files) not in self.broken]
         self.last = self.watch.scan(self.roots, self.last.wanted, serving if loaded is None else loaded, busy=busy)
-        self.told.log(self.last, lambda _: False)
+        self.problem_log.log(self.last, lambda _: False)
         self._load()
         return self.last
 

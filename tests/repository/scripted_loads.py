@@ -36,15 +36,15 @@ class Numbered(Model):
         self.version = version
         self.gate = gate
         self.closed = closed
-        self.ended = False
+        self.is_closed = False
 
     def answer(self) -> dict[str, Any]:
         assert self.gate.wait(SECONDS)
-        assert not self.ended, "called after close()"
+        assert not self.is_closed, "called after close()"
         return {"y": np.array([self.version], np.int32)}
 
     def close(self) -> None:
-        self.ended = True
+        self.is_closed = True
         self.closed()
 
 

@@ -37,7 +37,7 @@ class Gated(Model):
         return {"y": inputs["x"]}
 
 
-def counted(servable: Servable) -> Call:
+def counted_call(servable: Servable) -> Call:
     call = Call()
     call.statistics = servable.statistics
     return call
@@ -53,7 +53,7 @@ async def test_instances_come_while_requests_wait_and_go_when_none_does(monkeypa
     try:
         model.open.clear()
         x = {"x": np.zeros(1, np.float32)}
-        calls = [asyncio.create_task(direct_infer(servable, x, counted(servable))) for _ in range(20)]
+        calls = [asyncio.create_task(direct_infer(servable, x, counted_call(servable))) for _ in range(20)]
         await until(lambda: servable.instances == 3)
         began = time.monotonic()
         await until(lambda: time.monotonic() > began + 5 * LOOK)
@@ -80,7 +80,7 @@ async def test_a_call_now_and_then_keeps_no_instance(monkeypatch: pytest.MonkeyP
     try:
         load = Load(servable, max_wait=60.0)
         model.open.clear()
-        call = asyncio.create_task(direct_infer(servable, {"x": np.zeros(1, np.float32)}, counted(servable)))
+        call = asyncio.create_task(direct_infer(servable, {"x": np.zeros(1, np.float32)}, counted_call(servable)))
         await until(lambda: servable.busy == 1 and servable.queue_depth == 0)  # Its thread has taken it.
         changes = [load.step()]
         model.open.set()

@@ -20,7 +20,7 @@ NEVER = "max_queue_delay_microseconds: 30000000"
 """A delay that no test waits for: the batch fills up before."""
 OF_FOUR = "max_batch_size = 4"
 HELD = "gate, entered = threading.Event(), threading.Event()"
-TELLS_HELD = f"self.entered.set() or self.gate.wait(30) and {ROWS}"
+HELD_ROWS = f"self.entered.set() or self.gate.wait(30) and {ROWS}"
 """Answers when the test opens the gate."""
 
 
@@ -55,7 +55,7 @@ async def test_a_load_request_has_a_model_batched(tmp_path: Path) -> None:
 
 async def test_without_a_batch_dim_the_queues_policy_holds(tmp_path: Path) -> None:
     config = "dynamic_batching { default_queue_policy { max_queue_size: 1 } }"
-    async with serving(write(tmp_path, config, HELD, tells=TELLS_HELD)) as here:
+    async with serving(write(tmp_path, config, HELD, rows_code=HELD_ROWS)) as here:
         (servable,) = (version.servable for version in here.server.dataplane.versions(EVERYTHING))
         assert servable is not None
         model: Any = servable.model

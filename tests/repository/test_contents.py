@@ -27,8 +27,10 @@ def write(file: Path, text: str, seconds: int) -> None:
     os.utime(file, (seconds, seconds))
 
 
-def stamp(file: Path, *, alone: bool = False, config: ModelConfig | None = None) -> int:
-    return stamp_of(contents_of(ModelFiles("m", 1, "any", file, alone=alone, config=config or ModelConfig())))
+def stamp(file: Path, *, single_file: bool = False, config: ModelConfig | None = None) -> int:
+    return stamp_of(
+        contents_of(ModelFiles("m", 1, "any", file, alone=single_file, config=config or ModelConfig()))
+    )
 
 
 def test_the_stamp_of_a_version(tmp_path: Path) -> None:
@@ -72,11 +74,11 @@ def test_what_does_not_change_the_stamp(tmp_path: Path) -> None:
 def test_the_stamp_of_a_file_on_its_own(tmp_path: Path) -> None:
     file = tmp_path / "resnet.onnx"
     write(file, "", 1)
-    before = stamp(file, alone=True)
+    before = stamp(file, single_file=True)
     write(tmp_path / "other.onnx", "", 2)
-    assert stamp(file, alone=True) == before
+    assert stamp(file, single_file=True) == before
     write(file, "more", 1)
-    assert stamp(file, alone=True) != before
+    assert stamp(file, single_file=True) != before
 
 
 def test_the_stamp_covers_the_version_s_whole_folder(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scanning_server import Looking, a_repository, put, replace
+from scanning_server import ScanningServer, a_repository, put, replace
 
 from triglot.repository.config.settings import ModelSettings
 
@@ -57,36 +57,36 @@ def test_a_model_that_is_copied_slowly(
     """In whichever order its files come, and with a look after each step."""
     root = tmp_path_factory.mktemp("models")
     put(root / "other" / "model.py")
-    looking = Looking(root)
+    scanning = ScanningServer(root)
 
     def look() -> None:
-        looking.look()
-        assert looking.versions() == {"other": [1]}
+        scanning.look()
+        assert scanning.versions() == {"other": [1]}
 
     for name in order:
         write(root / "m" / name, MODEL[name], look)
-    looking.look()
+    scanning.look()
     # The latest one, as the configuration says, which may have come last.
-    assert looking.versions() == {"other": [1], "m": [2]}
-    assert looking.last.wanted["m"][2].config.backend == "tensorflow"
-    assert not looking.last.problems
-    assert looking.loads == ["other/1", "m/2"]
+    assert scanning.versions() == {"other": [1], "m": [2]}
+    assert scanning.last.wanted["m"][2].config.backend == "tensorflow"
+    assert not scanning.last.problems
+    assert scanning.loads == ["other/1", "m/2"]
 
 
 def test_a_model_whose_last_version_is_begun_before_its_configuration_comes(tmp_path: Path) -> None:
     """The first version is whole for long, the second one not even a version yet."""
     put(tmp_path / "other" / "model.py")
-    looking = Looking(tmp_path)
+    scanning = ScanningServer(tmp_path)
     put(tmp_path / "m" / "1" / "model.py")
     for size in range(5):
         put(tmp_path / "m" / "2" / "weights", "x" * size)
-        assert looking.look().unsettled
-        assert looking.versions() == {"other": [1]}
+        assert scanning.look().unsettled
+        assert scanning.versions() == {"other": [1]}
     put(tmp_path / "m" / "2" / "model.py")
     put(tmp_path / "m" / "config.pbtxt", ONE)
-    looking.look()
-    looking.look()
-    assert looking.versions() == {"other": [1], "m": [1]}
+    scanning.look()
+    scanning.look()
+    assert scanning.versions() == {"other": [1], "m": [1]}
 
 
 @pytest.mark.parametrize("write", WRITERS)
@@ -102,40 +102,40 @@ def test_a_version_that_is_copied_slowly(
     if configured:
         put(root / "m" / "labels.txt")
         put(root / "m" / "config.pbtxt", MODEL["config.pbtxt"])
-    looking = Looking(root)
+    scanning = ScanningServer(root)
 
     def look() -> None:
-        looking.look()
-        assert looking.versions() == {"m": [1]}
+        scanning.look()
+        assert scanning.versions() == {"m": [1]}
 
     for name in order:
         write(root / "m" / name, MODEL[name], look)
-    looking.look()
-    assert looking.versions() == {"m": [2] if configured else [1, 2]}
-    assert looking.loads == ["m/1", "m/2"]
+    scanning.look()
+    assert scanning.versions() == {"m": [2] if configured else [1, 2]}
+    assert scanning.loads == ["m/1", "m/2"]
 
 
 def test_a_version_of_tensorflow_serving_waits_for_itself_alone(tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
-    looking = Looking(ModelSettings("m", tmp_path / "m"))
+    scanning = ScanningServer(ModelSettings("m", tmp_path / "m"))
     put(tmp_path / "m" / "1" / "saved_model.pb")
-    looking.look()
+    scanning.look()
     put(tmp_path / "m" / "2" / "saved_model.pb")
-    looking.look()
-    assert looking.versions() == {"m": [1]}
-    looking.look()
-    assert looking.versions() == {"m": [2]}
+    scanning.look()
+    assert scanning.versions() == {"m": [1]}
+    scanning.look()
+    assert scanning.versions() == {"m": [2]}
 
 
 def test_a_new_model_has_to_stay_as_it_is_for_some_time(tmp_path: Path) -> None:
     put(tmp_path / "other" / "model.py")
-    looking = Looking(tmp_path, settle_seconds=3600)
+    scanning = ScanningServer(tmp_path, settle_seconds=3600)
     put(tmp_path / "m" / "model.py")
     put(tmp_path / "other" / "config.pbtxt", "max_batch_size: 2")
     for _ in range(3):
-        assert looking.look().unsettled
-        assert looking.versions() == {"other": [1]}
-        assert looking.last.wanted["other"][1].config.max_batch_size == 0
+        assert scanning.look().unsettled
+        assert scanning.versions() == {"other": [1]}
+        assert scanning.last.wanted["other"][1].config.max_batch_size == 0
 
 
 # --- in place ---
@@ -149,52 +149,52 @@ def test_a_version_that_serves_is_replaced_slowly(
     root = tmp_path_factory.mktemp("models")
     for name in order:
         put(root / "m" / name, "old")
-    looking = Looking(root)
-    before = looking.last.wanted["m"][1]
+    scanning = ScanningServer(root)
+    before = scanning.last.wanted["m"][1]
     for name in order:
         write(root / "m" / name, f"new {MODEL[name]}", lambda: None)
-        looking.look()
-        assert looking.last.wanted["m"] == {1: before}
-        assert looking.last.unsettled
-    looking.look()
-    assert looking.last.wanted["m"][1].stamp != before.stamp
-    looking.look()
-    assert looking.loads == ["m/1", "m/1"]
+        scanning.look()
+        assert scanning.last.wanted["m"] == {1: before}
+        assert scanning.last.unsettled
+    scanning.look()
+    assert scanning.last.wanted["m"][1].stamp != before.stamp
+    scanning.look()
+    assert scanning.loads == ["m/1", "m/1"]
 
 
 def test_a_new_file_that_comes_with_a_change_has_to_be_whole(tmp_path: Path) -> None:
     root = a_repository(tmp_path)
-    looking = Looking(root)
-    before = looking.last.wanted["m"][1]
+    scanning = ScanningServer(root)
+    before = scanning.last.wanted["m"][1]
     replace(root / "m" / "1" / "model.py", "reads more.bin")
     for size in range(4):
         put(root / "m" / "1" / "more.bin", "x" * size)
-        looking.look()
-        assert looking.last.wanted["m"][1] == before
-    looking.look()
-    assert looking.last.wanted["m"][1] != before
+        scanning.look()
+        assert scanning.last.wanted["m"][1] == before
+    scanning.look()
+    assert scanning.last.wanted["m"][1] != before
 
 
 def test_a_change_that_is_taken_back_is_none(tmp_path: Path) -> None:
     root = a_repository(tmp_path)
-    looking = Looking(root)
+    scanning = ScanningServer(root)
     file = root / "m" / "1" / "model.py"
     file.rename(kept := root / "kept")
     replace(file, "other")
-    looking.look()
+    scanning.look()
     kept.rename(file)
     for _ in range(3):
-        looking.look()
-    assert looking.loads == ["m/1", "m/2"]
+        scanning.look()
+    assert scanning.loads == ["m/1", "m/2"]
 
 
 def test_a_version_that_is_taken_away_slowly(tmp_path: Path) -> None:
     root = a_repository(tmp_path)
     for name in ("a", "b", "c"):
         put(root / "m" / "2" / name)
-    looking = Looking(root)
+    scanning = ScanningServer(root)
     for name in ("a", "b", "c", "model.py"):
         (root / "m" / "2" / name).unlink()
-        looking.look()
-    assert looking.versions() == {"m": [1]}
-    assert looking.loads == ["m/1", "m/2"]
+        scanning.look()
+    assert scanning.versions() == {"m": [1]}
+    assert scanning.loads == ["m/1", "m/2"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scanning_server import Looking, a_repository, put, replace
+from scanning_server import ScanningServer, a_repository, put, replace
 
 ONE = "version_policy { specific { versions: 1 } }"
 ALL = "version_policy { all { } }"
@@ -25,22 +25,22 @@ def test_files_that_the_configuration_names(tmp_path: Path, name: str) -> None:
         'model_warmup { name: "w" batch_size: 1 inputs { key: "x" value { data_type: TYPE_INT32 dims: 1 '
         'input_data_file: "one" } } }',
     )
-    looking = Looking(root)
-    assert looking.loads == ["m/1", "m/2"]
+    scanning = ScanningServer(root)
+    assert scanning.loads == ["m/1", "m/2"]
     put(root / "m" / "README.md", "not named")
-    looking.look()
-    looking.look()
-    assert looking.loads == ["m/1", "m/2"]
+    scanning.look()
+    scanning.look()
+    assert scanning.loads == ["m/1", "m/2"]
     put(root / "m" / name, "dog!!")
-    assert looking.look().unsettled
-    looking.look()
-    looking.look()
-    assert looking.loads == ["m/1", "m/2", "m/1", "m/2"]
+    assert scanning.look().unsettled
+    scanning.look()
+    scanning.look()
+    assert scanning.loads == ["m/1", "m/2", "m/1", "m/2"]
     (root / "m" / name).unlink()
-    looking.look()
-    looking.look()
-    assert looking.versions() == {"m": [1, 2]}
-    assert "expected a file" in str(looking.last.problems[str(root / "m")])
+    scanning.look()
+    scanning.look()
+    assert scanning.versions() == {"m": [1, 2]}
+    assert "expected a file" in str(scanning.last.problems[str(root / "m")])
 
 
 @given(
@@ -56,16 +56,16 @@ def test_a_configuration_that_is_written_slowly(
     config = root / "m" / "config.pbtxt"
     if old:
         put(config, old)
-    looking = Looking(root)
-    before = looking.last.wanted
+    scanning = ScanningServer(root)
+    before = scanning.last.wanted
     for end in dict.fromkeys([*steps, len(new)]):
         put(config, new[:end])
-        looking.look()
-        assert looking.last.wanted == before
-    looking.look()
-    expected = Looking(root)
-    assert looking.versions() == expected.versions()
-    assert [files.config for files in looking.last.wanted["m"].values()] == [
+        scanning.look()
+        assert scanning.last.wanted == before
+    scanning.look()
+    expected = ScanningServer(root)
+    assert scanning.versions() == expected.versions()
+    assert [files.config for files in scanning.last.wanted["m"].values()] == [
         files.config for files in expected.last.wanted["m"].values()
     ]
 
@@ -73,87 +73,87 @@ def test_a_configuration_that_is_written_slowly(
 def test_a_policy_that_moves_to_another_version_leaves_no_gap(tmp_path: Path) -> None:
     root = a_repository(tmp_path)
     put(root / "m" / "config.pbtxt")
-    looking = Looking(root)
-    assert looking.versions() == {"m": [2]}
+    scanning = ScanningServer(root)
+    assert scanning.versions() == {"m": [2]}
     replace(root / "m" / "config.pbtxt", ONE)
-    assert looking.look().unsettled
-    assert looking.versions() == {"m": [2]}
-    assert not looking.look().unsettled
-    assert looking.versions() == {"m": [1]}
+    assert scanning.look().unsettled
+    assert scanning.versions() == {"m": [2]}
+    assert not scanning.look().unsettled
+    assert scanning.versions() == {"m": [1]}
 
 
 def test_a_configuration_that_comes_and_goes(tmp_path: Path) -> None:
     root = a_repository(tmp_path)
-    looking = Looking(root)
-    assert looking.versions() == {"m": [1, 2]}
+    scanning = ScanningServer(root)
+    assert scanning.versions() == {"m": [1, 2]}
     put(root / "m" / "config.pbtxt", "max_batch_size: 4")
-    looking.look()
-    assert looking.versions() == {"m": [1, 2]}
-    looking.look()
-    assert looking.versions() == {"m": [2]}
-    assert looking.last.wanted["m"][2].config.max_batch_size == 4
+    scanning.look()
+    assert scanning.versions() == {"m": [1, 2]}
+    scanning.look()
+    assert scanning.versions() == {"m": [2]}
+    assert scanning.last.wanted["m"][2].config.max_batch_size == 4
     # An editor that is about to write it again.
     (root / "m" / "config.pbtxt").unlink()
-    looking.look()
-    assert looking.versions() == {"m": [2]}
+    scanning.look()
+    assert scanning.versions() == {"m": [2]}
     put(root / "m" / "config.pbtxt", "max_batch_size: 4 # as before")
-    looking.look()
-    looking.look()
-    assert looking.loads == ["m/1", "m/2", "m/2"]
+    scanning.look()
+    scanning.look()
+    assert scanning.loads == ["m/1", "m/2", "m/2"]
     (root / "m" / "config.pbtxt").unlink()
-    looking.look()
-    looking.look()
-    assert looking.versions() == {"m": [1, 2]}
-    assert looking.last.wanted["m"][2].config.max_batch_size == 0
-    assert looking.loads == ["m/1", "m/2", "m/2", "m/1", "m/2"]
+    scanning.look()
+    scanning.look()
+    assert scanning.versions() == {"m": [1, 2]}
+    assert scanning.last.wanted["m"][2].config.max_batch_size == 0
+    assert scanning.loads == ["m/1", "m/2", "m/2", "m/1", "m/2"]
 
 
 def test_a_configuration_that_breaks_keeps_what_served(tmp_path: Path) -> None:
     root = a_repository(tmp_path)
     put(root / "other" / "1" / "model.py")
     put(root / "m" / "config.pbtxt", ONE)
-    looking = Looking(root)
+    scanning = ScanningServer(root)
     for text in ("max_batch_size: {", "version_policy { specific { versions: [1, ", 'name: "n"'):
         put(root / "m" / "config.pbtxt", text)
         for _ in range(2):
-            looking.look()
-            assert looking.versions() == {"other": [1], "m": [1]}
-            assert str(root / "m" / "config.pbtxt") in str(looking.last.problems[str(root / "m")])
+            scanning.look()
+            assert scanning.versions() == {"other": [1], "m": [1]}
+            assert str(root / "m" / "config.pbtxt") in str(scanning.last.problems[str(root / "m")])
     put(root / "m" / "config.pbtxt", ONE)
-    looking.look()
-    looking.look()
-    assert looking.loads == ["m/1", "other/1"]
-    assert not looking.last.problems
+    scanning.look()
+    scanning.look()
+    assert scanning.loads == ["m/1", "other/1"]
+    assert not scanning.last.problems
 
 
 def test_a_policy_that_wants_more_loads_no_more_than_that(tmp_path: Path) -> None:
     for version in ("1", "2"):
         put(tmp_path / "m" / version / "model.py")
     config = put(tmp_path / "m" / "config.pbtxt")
-    looking = Looking(tmp_path)
+    scanning = ScanningServer(tmp_path)
     config.write_text("version_policy { all {} }")
     for _ in range(3):
-        looking.look()
-    assert looking.versions() == {"m": [1, 2]}
-    assert looking.loads == ["m/2", "m/1"]
+        scanning.look()
+    assert scanning.versions() == {"m": [1, 2]}
+    assert scanning.loads == ["m/2", "m/1"]
 
 
 def test_comments_in_a_configuration_load_nothing_again(tmp_path: Path) -> None:
     root = a_repository(tmp_path)
     put(root / "m" / "config.pbtxt", ONE)
-    looking = Looking(root)
+    scanning = ScanningServer(root)
     put(root / "m" / "config.pbtxt", f"# The first one, for now.\n{ONE}")
     for _ in range(3):
-        looking.look()
-    assert looking.loads == ["m/1"]
+        scanning.look()
+    assert scanning.loads == ["m/1"]
 
 
 def test_a_configured_model_without_versions_is_gone(tmp_path: Path) -> None:
     root = a_repository(tmp_path)
     put(root / "m" / "config.pbtxt", ALL)
     put(root / "other" / "1" / "model.py")
-    looking = Looking(root)
+    scanning = ScanningServer(root)
     for version in ("1", "2"):
         shutil.rmtree(root / "m" / version)
-    looking.look()
-    assert looking.versions() == {"other": [1]}
+    scanning.look()
+    assert scanning.versions() == {"other": [1]}

@@ -42,7 +42,7 @@ def a_model_file(repository: Path, outside: Path) -> None:
     link(repository / "out" / "1" / "model.py", outside / "model.py")
 
 
-def a_file_beside(repository: Path, outside: Path) -> None:
+def a_neighbour_file(repository: Path, outside: Path) -> None:
     put(repository / "out" / "1" / "model.py", outside / "secret")
     link(repository / "out" / "1" / "weights", outside / "secret")
 
@@ -116,7 +116,7 @@ LEADING_OUT = [
     a_model_folder_up_and_down,
     a_version_folder,
     a_model_file,
-    a_file_beside,
+    a_neighbour_file,
     a_file_beside_that_is_not_there,
     a_file_one_level_deeper,
     a_file_in_a_hidden_folder_far_below,
@@ -180,9 +180,9 @@ def of_absolute_paths(folder: Path) -> None:
 @pytest.mark.parametrize("make", [of_kubernetes, of_git_sync, of_absolute_paths])
 def test_links_within_the_repository(tmp_path: Path, make: Callable[[Path], None]) -> None:
     make(tmp_path / "models" / "m")
-    there = find_models([tmp_path / "models"])
-    assert (list(there.models), there.problems) == (["m"], {})
-    assert there.models["m"][0].file.read_text() == ""
+    scan = find_models([tmp_path / "models"])
+    assert (list(scan.models), scan.problems) == (["m"], {})
+    assert scan.models["m"][0].file.read_text() == ""
 
 
 @pytest.mark.parametrize("make", [of_kubernetes, of_git_sync, of_absolute_paths])
@@ -216,10 +216,10 @@ def test_links_that_lead_to_themselves(tmp_path: Path) -> None:
     link(tmp_path / "d" / "config.pbtxt", "config.pbtxt")
     link(tmp_path / "good" / "weights", "weights")
     put(tmp_path / "d" / "1" / "model.py")
-    there = find_models([tmp_path])
-    assert list(there.models) == ["good"]
-    assert list(there.problems) == [str(tmp_path / "d")]
-    assert "config.pbtxt" in str(there.problems[str(tmp_path / "d")])
+    scan = find_models([tmp_path])
+    assert list(scan.models) == ["good"]
+    assert list(scan.problems) == [str(tmp_path / "d")]
+    assert "config.pbtxt" in str(scan.problems[str(tmp_path / "d")])
 
 
 def of_base_path(path: Path, *, allow_symlinks: bool = False) -> Found:
@@ -247,9 +247,9 @@ def test_a_base_path_that_is_a_link(tmp_path: Path) -> None:
     put(tmp_path / "exports" / "1" / "model.py", tmp_path / "other" / "1" / "model.py")
     link(tmp_path / "exports" / "2", "1")
     link(tmp_path / "m", "exports")
-    there = of_base_path(tmp_path / "m")
-    assert [files.version for files in there.models["m"]] == [1, 2]
-    assert not there.problems
+    scan = of_base_path(tmp_path / "m")
+    assert [files.version for files in scan.models["m"]] == [1, 2]
+    assert not scan.problems
 
 
 def test_a_link_that_turns_away_keeps_what_served(tmp_path: Path) -> None:

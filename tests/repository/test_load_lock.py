@@ -25,7 +25,7 @@ class Holder:
             self.has_it.set()
             await self.end.wait()
 
-    async def ended(self) -> None:
+    async def wait_ended(self) -> None:
         self.end.set()
         await asyncio.wait_for(self.task, SECONDS)
 
@@ -36,7 +36,7 @@ async def test_one_at_a_time_in_the_order_that_they_came() -> None:
     for number, holder in enumerate(holders):
         await asyncio.wait_for(holder.has_it.wait(), SECONDS)
         assert [task.has_it.is_set() for task in holders] == [index <= number for index in range(3)]
-        await holder.ended()
+        await holder.wait_ended()
 
 
 async def test_one_that_takes_long_lets_the_next_in() -> None:
@@ -44,9 +44,9 @@ async def test_one_that_takes_long_lets_the_next_in() -> None:
     slow, next_one = Holder(turns), Holder(turns)
     await asyncio.wait_for(next_one.has_it.wait(), SECONDS)
     assert not slow.task.done()
-    await slow.ended()
+    await slow.wait_ended()
     # Its end is no turn for anybody: that was given away already.
-    await next_one.ended()
+    await next_one.wait_ended()
 
 
 async def test_the_end_of_a_slow_one_does_not_end_the_turn_of_another() -> None:
@@ -54,17 +54,17 @@ async def test_the_end_of_a_slow_one_does_not_end_the_turn_of_another() -> None:
     slow, other = Holder(turns), Holder(turns)
     await asyncio.wait_for(other.has_it.wait(), SECONDS)
     turns.timeout = LONG
-    await slow.ended()
+    await slow.wait_ended()
     last = Holder(turns)
     third = Holder(turns)
     await asyncio.wait_for(last.has_it.wait(), SECONDS)
-    await slow.ended()
+    await slow.wait_ended()
     assert not third.has_it.is_set()
-    await other.ended()
+    await other.wait_ended()
     assert not third.has_it.is_set()
-    await last.ended()
+    await last.wait_ended()
     await asyncio.wait_for(third.has_it.wait(), SECONDS)
-    await third.ended()
+    await third.wait_ended()
 
 
 async def test_who_leaves_gives_it_back() -> None:
@@ -76,4 +76,4 @@ async def test_who_leaves_gives_it_back() -> None:
     holder.task.cancel()
     await asyncio.wait_for(last.has_it.wait(), SECONDS)
     assert not waiting.has_it.is_set()
-    await last.ended()
+    await last.wait_ended()

@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from scanning_server import Looking, put
+from scanning_server import ScanningServer, put
 from scripted_loads import Loads, managing
 from scripted_loads import put as put_version
 
@@ -24,11 +24,11 @@ LOOKS = 10
 """Enough for every change to settle, and for what it leads to, several times over."""
 
 
-def look_often(looking: Looking) -> list[str]:
+def look_often(scanning: ScanningServer) -> list[str]:
     """The loads so far."""
     for _ in range(LOOKS):
-        looking.look()
-    return looking.loads
+        scanning.look()
+    return scanning.loads
 
 
 def writes(name: str) -> Callable[[ModelFiles], None]:
@@ -61,27 +61,27 @@ def test_a_cache_that_is_written_at_each_load(tmp_path: Path, name: str, before:
     put(tmp_path / "m" / "1" / "model.py")
     if before:
         put(tmp_path / "m" / "1" / name, "of an earlier server")
-    looking = Looking(tmp_path, on_load=writes(name))
-    assert look_often(looking) == ["m/1"] * (2 if before else 1)
+    scanning = ScanningServer(tmp_path, on_load=writes(name))
+    assert look_often(scanning) == ["m/1"] * (2 if before else 1)
     # Whatever else has changed has it loaded, and loaded once more at most.
     put(tmp_path / "m" / "1" / "model.py", "better")
-    loads = list(look_often(looking))
+    loads = list(look_often(scanning))
     assert loads == ["m/1"] * (3 if before else len(loads))
     assert len(loads) <= 3
     put(tmp_path / "m" / "1" / "model.py", "better still")
-    assert look_often(looking) == [*loads, "m/1"]
+    assert look_often(scanning) == [*loads, "m/1"]
     put(tmp_path / "m" / "1" / "weights.bin", "beside")
     put(tmp_path / "m" / "1" / "model.py", "the best one")
-    assert look_often(looking) == [*loads, "m/1", "m/1"]
+    assert look_often(scanning) == [*loads, "m/1", "m/1"]
     put(tmp_path / "m" / "1" / "weights.bin", "of the same model")
-    assert look_often(looking) == [*loads, "m/1", "m/1", "m/1"]
+    assert look_often(scanning) == [*loads, "m/1", "m/1", "m/1"]
 
 
 def test_it_is_said_what_does_not_count(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     put(tmp_path / "m" / "1" / "model.py")
     cache = put(tmp_path / "m" / "1" / "cache", "of an earlier server")
-    look_often(Looking(tmp_path, on_load=writes("cache")))
+    look_often(ScanningServer(tmp_path, on_load=writes("cache")))
     assert caplog.messages == [
         f"m version 1: {cache} appears to be written by the model itself; its changes no longer trigger a reload"
     ]
@@ -91,54 +91,54 @@ def test_a_cache_that_is_written_at_the_end_of_a_long_load(tmp_path: Path) -> No
     """Looks go on meanwhile, and take no part of it for a change."""
     put(tmp_path / "m" / "1" / "model.py")
     put(tmp_path / "m" / "1" / "cache", "of an earlier server")
-    looking = Looking(tmp_path)
+    scanning = ScanningServer(tmp_path)
 
     def load_for_long() -> None:
-        loads = len(looking.loads)
+        loads = len(scanning.loads)
         for size in range(LOOKS):
-            looking.look(busy=["m"])
-            looking.look(busy=["m"])
+            scanning.look(busy=["m"])
+            scanning.look(busy=["m"])
             put(tmp_path / "m" / "1" / "cache", f"{loads} {size}" * size)
-        looking.look(busy=["m"])
-        assert len(looking.loads) == loads
+        scanning.look(busy=["m"])
+        assert len(scanning.loads) == loads
 
     load_for_long()
-    looking.look()
-    assert looking.loads == ["m/1", "m/1"]
+    scanning.look()
+    assert scanning.loads == ["m/1", "m/1"]
     load_for_long()
-    assert look_often(looking) == ["m/1", "m/1"]
+    assert look_often(scanning) == ["m/1", "m/1"]
     # What is changed while it loads is seen as soon as it has loaded.
     put(tmp_path / "m" / "1" / "model.py", "better")
-    looking.look(busy=["m"])
-    looking.look(busy=["m"])
-    looking.look()
-    assert looking.loads == ["m/1", "m/1", "m/1"]
+    scanning.look(busy=["m"])
+    scanning.look(busy=["m"])
+    scanning.look()
+    assert scanning.loads == ["m/1", "m/1", "m/1"]
 
 
 @pytest.mark.parametrize("write", [writes("crash.txt"), appends("crash.txt")])
 def test_a_version_that_fails_and_writes_why(tmp_path: Path, write: Callable[[ModelFiles], None]) -> None:
     put(tmp_path / "good" / "1" / "model.py")
     put(tmp_path / "m" / "1" / "model.py")
-    looking = Looking(tmp_path, on_load=lambda files: write(files) if files.name == "m" else None)
-    looking.broken.add("m version 1")
-    assert look_often(looking) == ["good/1", "m/1", "m/1"]
+    scanning = ScanningServer(tmp_path, on_load=lambda files: write(files) if files.name == "m" else None)
+    scanning.broken.add("m version 1")
+    assert look_often(scanning) == ["good/1", "m/1", "m/1"]
     # What was missing is a reason.
     put(tmp_path / "m" / "1" / "weights.bin")
-    assert look_often(looking) == ["good/1", "m/1", "m/1", "m/1"]
-    looking.broken.clear()
+    assert look_often(scanning) == ["good/1", "m/1", "m/1", "m/1"]
+    scanning.broken.clear()
     put(tmp_path / "m" / "1" / "model.py", "mended")
-    assert look_often(looking) == ["good/1", *["m/1"] * 4]
+    assert look_often(scanning) == ["good/1", *["m/1"] * 4]
 
 
 def test_code_that_is_saved_during_each_load_is_loaded_each_time(tmp_path: Path) -> None:
     """A developer is quick; what is code counts for ever."""
     put(tmp_path / "m" / "model.py")
     put(tmp_path / "m" / "helper.py")
-    looking = Looking(tmp_path / "m", on_load=writes("helper.py"))
+    scanning = ScanningServer(tmp_path / "m", on_load=writes("helper.py"))
     for number in range(1, 6):
-        looking.look()
-        looking.look()
-        assert len(looking.loads) == number + 1
+        scanning.look()
+        scanning.look()
+        assert len(scanning.loads) == number + 1
 
 
 # --- while it serves ---
@@ -149,46 +149,46 @@ def test_a_log_that_is_appended_to_on_each_call(tmp_path: Path, before: str) -> 
     put(tmp_path / "m" / "1" / "model.py")
     if before:
         put(tmp_path / "m" / "1" / "calls.txt", before)
-    looking = Looking(tmp_path, on_load=appends("calls.txt"))
+    scanning = ScanningServer(tmp_path, on_load=appends("calls.txt"))
     call = appends("calls.txt")
     for _ in range(LOOKS):
         # Some looks see it grow, some do not.
-        call(looking.last.wanted["m"][1])
-        looking.look()
-        call(looking.last.wanted["m"][1])
-        looking.look()
-        looking.look()
-    assert looking.loads == ["m/1"]
+        call(scanning.last.wanted["m"][1])
+        scanning.look()
+        call(scanning.last.wanted["m"][1])
+        scanning.look()
+        scanning.look()
+    assert scanning.loads == ["m/1"]
     # It never settles, and does not keep a change from being taken.
     put(tmp_path / "m" / "1" / "model.py", "better")
     for _ in range(2 if before else MAX_WAITING_SCANS + 2):
-        call(looking.last.wanted["m"][1])
-        looking.look()
-    assert looking.loads == ["m/1", "m/1"]
+        call(scanning.last.wanted["m"][1])
+        scanning.look()
+    assert scanning.loads == ["m/1", "m/1"]
     for change in ("better still", "the best one"):
-        loads = len(looking.loads)
+        loads = len(scanning.loads)
         put(tmp_path / "m" / "1" / "model.py", change)
         for _ in range(LOOKS):
-            call(looking.last.wanted["m"][1])
-            looking.look()
-        assert len(looking.loads) == loads + 1
+            call(scanning.last.wanted["m"][1])
+            scanning.look()
+        assert len(scanning.loads) == loads + 1
 
 
 def test_a_file_for_each_call(tmp_path: Path) -> None:
     put(tmp_path / "m" / "1" / "model.py")
-    looking = Looking(tmp_path)
+    scanning = ScanningServer(tmp_path)
     for number in range(LOOKS):
         put(tmp_path / "m" / "1" / f"answer-{number}.png", "pixels")
-        looking.look()
-        looking.look()
-    assert looking.loads == ["m/1"]
+        scanning.look()
+        scanning.look()
+    assert scanning.loads == ["m/1"]
 
 
 @pytest.mark.parametrize("change", ["replaced", "emptied", "removed", "longer, of another beginning"])
 def test_data_that_somebody_changes_is_loaded_each_time(tmp_path: Path, change: str) -> None:
     put(tmp_path / "m" / "1" / "model.py")
     weights = put(tmp_path / "m" / "1" / "weights.bin", "0" * 100)
-    looking = Looking(tmp_path)
+    scanning = ScanningServer(tmp_path)
     loads = 1
     for number in range(2, 5):
         if change == "removed":
@@ -197,40 +197,40 @@ def test_data_that_somebody_changes_is_loaded_each_time(tmp_path: Path, change: 
             size = {"emptied": 0, "replaced": 100}.get(change, 100 * number)
             put(weights, str(number) * size)
             os.utime(weights, (number, number))
-        look_often(looking)
+        look_often(scanning)
         loads += change != "removed" or number == 2
-        assert len(looking.loads) == loads
+        assert len(scanning.loads) == loads
 
 
 def test_what_is_no_python_model_appends_nothing(tmp_path: Path) -> None:
     """Somebody does, to the weights of an ONNX model, say."""
     put(tmp_path / "m" / "1" / "model.onnx", "graph")
     weights = put(tmp_path / "m" / "1" / "weights.data", "0" * 100)
-    looking = Looking(tmp_path)
+    scanning = ScanningServer(tmp_path)
     put(weights, "0" * 200)
-    assert look_often(looking) == ["m/1", "m/1"]
+    assert look_often(scanning) == ["m/1", "m/1"]
 
 
 def test_a_hidden_folder_is_the_model_s_own(tmp_path: Path) -> None:
     put(tmp_path / "m" / "1" / "model.py")
     put(tmp_path / "m" / "1" / ".state" / "database", "")
-    looking = Looking(tmp_path)
+    scanning = ScanningServer(tmp_path)
     for number in range(LOOKS):
         put(tmp_path / "m" / "1" / ".state" / "database", "x" * number)
-        looking.look()
-        looking.look()
-    assert looking.loads == ["m/1"]
+        scanning.look()
+        scanning.look()
+    assert scanning.loads == ["m/1"]
 
 
 def test_who_asks_for_a_model_has_all_of_it_loaded(tmp_path: Path) -> None:
     """Whatever was learnt about its files."""
     file = put(tmp_path / "m" / "1" / "model.py")
     put(tmp_path / "m" / "1" / "cache", "of an earlier server")
-    looking = Looking(tmp_path, on_load=writes("cache"))
-    look_often(looking)
-    before = looking.last.wanted["m"][1]
+    scanning = ScanningServer(tmp_path, on_load=writes("cache"))
+    look_often(scanning)
+    before = scanning.last.wanted["m"][1]
     put(file.parent / "new.bin")
-    look = looking.watch.scan([tmp_path], looking.last.wanted, [before], lambda _: True)
+    look = scanning.watch.scan([tmp_path], scanning.last.wanted, [before], lambda _: True)
     assert look.wanted["m"][1].stamp != before.stamp
 
 
@@ -241,11 +241,11 @@ def test_what_is_forgotten(tmp_path: Path) -> None:
     watch = Scanner(0.0)
     first = watch.scan([tmp_path], {}, [], lambda _: True)
     (tmp_path / "m").rename(tmp_path / ".m")
-    gone = watch.scan([tmp_path], first.wanted, [])
-    assert list(gone.wanted) == ["other"]
-    gone = watch.scan([tmp_path], gone.wanted, [])
+    forgotten = watch.scan([tmp_path], first.wanted, [])
+    assert list(forgotten.wanted) == ["other"]
+    forgotten = watch.scan([tmp_path], forgotten.wanted, [])
     (tmp_path / ".m").rename(tmp_path / "m")
-    back = watch.scan([tmp_path], gone.wanted, [])
+    back = watch.scan([tmp_path], forgotten.wanted, [])
     assert (list(back.wanted), back.unsettled) == (["other"], True)
     back = watch.scan([tmp_path], back.wanted, [])
     assert list(back.wanted) == ["m", "other"]

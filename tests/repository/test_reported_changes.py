@@ -11,7 +11,7 @@ import pytest
 from scripted_loads import Loads, managing, put, reload_error, settings
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+def change_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     """The lines since the last time."""
     lines = [f"{record.levelname[0]} {record.getMessage()}" for record in caplog.records]
     caplog.clear()
@@ -24,13 +24,13 @@ async def test_a_list_that_is_replaced(tmp_path: Path, caplog: pytest.LogCapture
     for folder in (a, b, c):
         put(folder / "1")
     async with managing(settings(a), settings(b), load=Loads(), poll_interval=3600.0) as manager:
-        assert told(caplog) == ["I models to load: 2"]
+        assert change_lines(caplog) == ["I models to load: 2"]
         await manager.reload([settings(a), settings(b)])
-        assert told(caplog) == []
+        assert change_lines(caplog) == []
         await manager.reload([settings(c), settings(a, stable=1)])
-        assert told(caplog) == ["I the model list changed: new: c; removed: b; changed: a"]
+        assert change_lines(caplog) == ["I the model list changed: new: c; removed: b; changed: a"]
         await manager.reload([])
-        assert told(caplog) == ["I the model list changed: removed: a, c"]
+        assert change_lines(caplog) == ["I the model list changed: removed: a, c"]
 
 
 async def test_why_models_do_not_come(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -41,12 +41,12 @@ async def test_why_models_do_not_come(tmp_path: Path, caplog: pytest.LogCaptureF
     (tmp_path / "empty").mkdir()
     a, b = (settings(tmp_path / name) for name in ("a", "b"))
     async with managing(a, b, load=Loads(), poll_interval=3600.0) as manager:
-        assert told(caplog) == ["I models to load: 2"]
+        assert change_lines(caplog) == ["I models to load: 2"]
         models = [replace(a, base_path=tmp_path / "nowhere"), replace(b, base_path=tmp_path / "empty")]
         for _ in range(3):
             await manager.reload(models)
         nowhere = f"Could not find base path {tmp_path / 'nowhere'} for servable a"
-        assert told(caplog) == [
+        assert change_lines(caplog) == [
             "I the model list changed: changed: a, b",
             f"E {nowhere}",
             f"W No versions of servable b found under base path {tmp_path / 'empty'}",
@@ -58,7 +58,7 @@ async def test_why_models_do_not_come(tmp_path: Path, caplog: pytest.LogCaptureF
         assert nowhere not in str(await reload_error(manager, *models, new))
         await manager.reload([*models, new])
         why = f"Could not find base path {tmp_path / 'new'} for servable new"
-        assert told(caplog) == ["I the model list changed: new: new", f"E {why}"]
+        assert change_lines(caplog) == ["I the model list changed: new: new", f"E {why}"]
         assert manager.broken()["new"].message == why
 
 
@@ -68,7 +68,7 @@ async def test_a_folder_that_is_emptied_later(tmp_path: Path, caplog: pytest.Log
     async with managing(settings(tmp_path / "m"), load=Loads()) as manager:
         shutil.rmtree(tmp_path / "m" / "1")
         await manager.refresh()
-        assert told(caplog) == []
+        assert change_lines(caplog) == []
         for _ in range(3):
             await manager.refresh()
-        assert told(caplog) == [f"W No versions of servable m found under base path {tmp_path / 'm'}"]
+        assert change_lines(caplog) == [f"W No versions of servable m found under base path {tmp_path / 'm'}"]

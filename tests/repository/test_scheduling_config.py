@@ -162,16 +162,16 @@ FLAGS = pytest.mark.parametrize("name", ["idempotent", "inputs_in_place"])
 
 
 @FLAGS
-@pytest.mark.parametrize(("text", "there"), [("true", True), ("false", False)])
-def test_flags(tmp_path: Path, name: str, text: str, there: bool) -> None:
+@pytest.mark.parametrize(("text", "expected"), [("true", True), ("false", False)])
+def test_flags(tmp_path: Path, name: str, text: str, expected: bool) -> None:
     config = read(tmp_path, parameters(**{name: text}, own="1"))
-    assert (getattr(config, name), config.parameters) == (there, {"own": "1"})
+    assert (getattr(config, name), config.parameters) == (expected, {"own": "1"})
     model = Model()
-    setattr(model, name, not there)
+    setattr(model, name, not expected)
     configure(model, read(tmp_path, parameters(own="1")))
-    assert getattr(model, name) is not there
+    assert getattr(model, name) is not expected
     configure(model, config)
-    assert getattr(model, name) is there
+    assert getattr(model, name) is expected
 
 
 @FLAGS

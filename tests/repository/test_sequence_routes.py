@@ -40,7 +40,7 @@ class Numbered(Summing):
         return {**answer, "y": answer["y"] + 1000 * self.number}
 
 
-class Alone(Ensemble):
+class OneStep(Ensemble):
     """Of one step, the model `m`."""
 
     inputs, outputs, max_batch_size = Summing.inputs, Summing.outputs, Summing.max_batch_size
@@ -98,7 +98,7 @@ async def versioned_model(
 
     def load(backend: str, file: Path, config: ModelConfig) -> Model:
         if file.parent.parent.name == "e":
-            return Alone()
+            return OneStep()
         return Numbered(int(file.parent.name) + (10 if file.read_text() else 0), max_idle)
 
     folder = tmp_path / "m"

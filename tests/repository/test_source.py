@@ -28,11 +28,11 @@ def put(*files: Path) -> None:
 
 def found(*roots: Root) -> dict[str, list[tuple[int, str, Path]]]:
     """What is there, and nothing is wrong."""
-    there = find_models(roots)
-    assert not there.problems
+    scan = find_models(roots)
+    assert not scan.problems
     return {
         name: [(files.version, files.backend, files.file) for files in versions]
-        for name, versions in there.models.items()
+        for name, versions in scan.models.items()
     }
 
 
@@ -194,8 +194,8 @@ def test_the_version_of_a_folder(name: str, version: int | None) -> None:
 
 def test_two_spellings_of_one_version(tmp_path: Path) -> None:
     put(*(tmp_path / "mine" / spelling / "model.py" for spelling in ("007", "7", "07", "8")))
-    there = find_models([tmp_path])
-    assert [files.file.parent.name for files in there.models["mine"]] == ["7", "8"]
+    scan = find_models([tmp_path])
+    assert [files.file.parent.name for files in scan.models["mine"]] == ["7", "8"]
     left_out = [tmp_path / "mine" / spelling for spelling in ("07", "007")]
     assert warnings_of(tmp_path) == [
         f"{folder} is skipped: {tmp_path / 'mine' / '7'} is also version 7" for folder in left_out
@@ -273,12 +273,12 @@ def test_one_name_in_two_places(tmp_path: Path) -> None:
 def test_one_wrong_model_leaves_the_others(tmp_path: Path, bad: tuple[str, ...]) -> None:
     put(tmp_path / "a" / "model.py", tmp_path / "z" / "model.py")
     put(*(tmp_path / "r" / file for file in bad))
-    there = find_models([tmp_path / "a", tmp_path / "r", tmp_path / "z", tmp_path / "gone"])
-    assert list(there.models) == ["a", "z"]
-    assert str(tmp_path / "gone") in there.problems
-    assert any(problem.startswith(str(tmp_path / "r")) for problem in there.problems)
+    scan = find_models([tmp_path / "a", tmp_path / "r", tmp_path / "z", tmp_path / "gone"])
+    assert list(scan.models) == ["a", "z"]
+    assert str(tmp_path / "gone") in scan.problems
+    assert any(problem.startswith(str(tmp_path / "r")) for problem in scan.problems)
     # Such a repository is not called empty.
-    assert str(tmp_path / "r") not in there.problems
+    assert str(tmp_path / "r") not in scan.problems
 
 
 # --- what a configuration says of a model ---
@@ -304,9 +304,9 @@ def test_one_base_path_for_two_models(tmp_path: Path) -> None:
 
 def test_a_base_path_that_is_not_there(tmp_path: Path) -> None:
     put(tmp_path / "good" / "1" / "model.py")
-    there = find_models([ModelSettings("bad", tmp_path / "bad"), ModelSettings("good", tmp_path / "good")])
-    assert list(there.models) == ["good"]
-    assert {name: str(error) for name, error in there.problems.items()} == {
+    scan = find_models([ModelSettings("bad", tmp_path / "bad"), ModelSettings("good", tmp_path / "good")])
+    assert list(scan.models) == ["good"]
+    assert {name: str(error) for name, error in scan.problems.items()} == {
         "bad": f"Could not find base path {tmp_path / 'bad'} for servable bad"
     }
 

@@ -494,8 +494,8 @@ def test_the_reason_of_a_failed_connection_is_in_the_error(
     monkeypatch.delenv("SSL_CERT_FILE", raising=False)
     with own_authority(remote.proxy.target) as (port, _):
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"{endpoint}:{port}" if endpoint.startswith("https") else endpoint)
-        ended = run_triglot("check", "s3://models/r")
-    assert re.search(f"s3://models/r: .* error sending request: {reason}", ended.stderr), ended.stderr
+        completed = run_triglot("check", "s3://models/r")
+    assert re.search(f"s3://models/r: .* error sending request: {reason}", completed.stderr), completed.stderr
 
 
 def test_an_authority_of_ones_own(remote: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -504,8 +504,8 @@ def test_an_authority_of_ones_own(remote: Remote, tmp_path: Path, monkeypatch: p
         authority.cert_pem.write_to_path(str(tmp_path / "authority.pem"))
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"https://localhost:{port}")
         monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authority.pem"))
-        ended = run_triglot("check", "s3://models/r")
-    assert ended.returncode == 0, ended.stderr
+        completed = run_triglot("check", "s3://models/r")
+    assert completed.returncode == 0, completed.stderr
 
 
 async def test_a_store_that_is_not_there_yet(remote: Remote, caplog: pytest.LogCaptureFixture) -> None:

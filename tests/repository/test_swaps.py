@@ -109,8 +109,8 @@ async def swap_by_poll(manager: Manager, folder: Path, version: int) -> None:
 async def swap_by_reload(manager: Manager, folder: Path, version: int) -> None:
     """The whole list is replaced; a model beside comes and goes."""
     put(folder / str(version))
-    beside = [ModelSettings("beside", folder)] if version % 2 else []
-    await manager.reload([ModelSettings("m", folder), *beside])
+    other_model = [ModelSettings("beside", folder)] if version % 2 else []
+    await manager.reload([ModelSettings("m", folder), *other_model])
 
 
 @pytest.mark.parametrize("kind", [Blocking, OnLoop])
@@ -132,8 +132,8 @@ async def test_versions_are_swapped_under_load(
             # The new version takes over in one step: nobody who calls again sees the old one.
             assert seen == sorted(seen)
             assert set(seen) == set(range(1, SWAPS + 2))
-        ended = dict.fromkeys(range(SWAPS, 0, -1), "UNAVAILABLE")
-        await until(lambda: states(server.manager, "m") == {SWAPS + 1: "READY"} | ended)
+        unloaded = dict.fromkeys(range(SWAPS, 0, -1), "UNAVAILABLE")
+        await until(lambda: states(server.manager, "m") == {SWAPS + 1: "READY"} | unloaded)
 
 
 async def test_a_version_that_moves_is_swapped_under_load(tmp_path: Path) -> None:

@@ -29,14 +29,14 @@ def configure(folder: Path, text: str = "") -> None:
 
 def found(*roots: Path) -> dict[str, list[ModelFiles]]:
     """What is there, and nothing is wrong."""
-    there = find_models(roots)
-    assert not there.problems
-    return there.models
+    scan = find_models(roots)
+    assert not scan.problems
+    return scan.models
 
 
-def warnings_of(there: Found) -> list[str]:
+def warnings_of(scan: Found) -> list[str]:
     """What is odd."""
-    return [text for texts in there.warnings.values() for text in texts]
+    return [text for texts in scan.warnings.values() for text in texts]
 
 
 def served(*roots: Path) -> dict[str, list[int]]:
@@ -45,9 +45,9 @@ def served(*roots: Path) -> dict[str, list[int]]:
     return {name: list(versions) for name, versions in look.wanted.items()}
 
 
-def problem(there: Found) -> str:
+def problem(scan: Found) -> str:
     """The only thing that is wrong."""
-    (error,) = there.problems.values()
+    (error,) = scan.problems.values()
     return str(error)
 
 
@@ -143,12 +143,12 @@ def test_no_version_of_a_model(tmp_path: Path, config: str, file: str, expected:
     configure(tmp_path / "m", config)
     put(tmp_path / "m" / file)
     put(tmp_path / "good" / "model.py")
-    there = find_models([tmp_path])
-    assert list(there.models) == ["good"]
-    assert problem(there) == (
+    scan = find_models([tmp_path])
+    assert list(scan.models) == ["good"]
+    assert problem(scan) == (
         f"{tmp_path / 'm'}: found config.pbtxt, but no version of the model; expected 1/{{{expected}}}"
     )
-    assert isinstance(there.problems[str(tmp_path / "m")], NothingFound)
+    assert isinstance(scan.problems[str(tmp_path / "m")], NothingFound)
 
 
 # --- versions ---
@@ -160,10 +160,10 @@ def test_version_folders_that_triton_ignores(tmp_path: Path, ignored: str) -> No
     for version in ("1", "7", ignored):
         put(folder / version / "model.py")
     configure(folder, "version_policy { all { } }")
-    there = find_models([tmp_path])
-    assert [model.version for model in there.models["m"]] == [1, 7]
-    assert there.problems == {}
-    assert warnings_of(there) == [
+    scan = find_models([tmp_path])
+    assert [model.version for model in scan.models["m"]] == [1, 7]
+    assert scan.problems == {}
+    assert warnings_of(scan) == [
         f"{folder / ignored} is skipped: expected an integer like 1 as the version's name"
     ]
 
@@ -205,9 +205,9 @@ def test_the_policy_of_a_model_that_is_refused_counts_for_nobody(tmp_path: Path)
         put(tmp_path / "first" / "m" / version / "model.py")
     put(tmp_path / "second" / "m" / "1" / "model.py")
     configure(tmp_path / "second" / "m")
-    found_there = find_models([tmp_path / "first", tmp_path / "second"])
-    assert found_there.policies == {}
-    assert list(found_there.problems) == [str(tmp_path / "second" / "m")]
+    scan = find_models([tmp_path / "first", tmp_path / "second"])
+    assert scan.policies == {}
+    assert list(scan.problems) == [str(tmp_path / "second" / "m")]
 
 
 def test_versions_that_are_missing(tmp_path: Path) -> None:
@@ -223,9 +223,9 @@ def test_a_version_without_its_file(tmp_path: Path, config: str, expected: str) 
     put(tmp_path / "m" / "1" / "model.py")
     put(tmp_path / "m" / "2" / "resnet.onnx")
     configure(tmp_path / "m", config)
-    there = find_models([tmp_path])
-    assert [model.version for model in there.models["m"]] == [1]
-    (warning,) = warnings_of(there)
+    scan = find_models([tmp_path])
+    assert [model.version for model in scan.models["m"]] == [1]
+    (warning,) = warnings_of(scan)
     assert warning.startswith(f"{tmp_path / 'm' / '2'} is skipped: it contains no model, expected {{{expected}")
 
 
@@ -252,10 +252,10 @@ def test_a_broken_configuration_leaves_the_other_models(tmp_path: Path, text: st
         put(tmp_path / name / "1" / "model.py")
     put(tmp_path / "good" / "labels.txt")
     (tmp_path / "m" / "config.pbtxt").write_bytes(text.encode(errors="surrogatepass"))
-    there = find_models([tmp_path])
-    assert list(there.models) == ["a", "z"]
-    assert list(there.problems) == [str(tmp_path / "m")]
-    assert str(tmp_path / "m" / "config.pbtxt") in problem(there)
+    scan = find_models([tmp_path])
+    assert list(scan.models) == ["a", "z"]
+    assert list(scan.problems) == [str(tmp_path / "m")]
+    assert str(tmp_path / "m" / "config.pbtxt") in problem(scan)
 
 
 @given(st.binary(max_size=60) | st.text("{}:[]\"' \n<>;,#az01-", max_size=60).map(str.encode))
@@ -264,9 +264,9 @@ def test_no_configuration_takes_another_model_away(tmp_path_factory: pytest.Temp
     for name in ("a", "m", "z"):
         put(root / name / "1" / "model.py")
     (root / "m" / "config.pbtxt").write_bytes(text)
-    there = find_models([root])
-    assert {"a", "z"} <= set(there.models)
-    assert ("m" in there.models) != (str(root / "m") in there.problems)
+    scan = find_models([root])
+    assert {"a", "z"} <= set(scan.models)
+    assert ("m" in scan.models) != (str(root / "m") in scan.problems)
 
 
 def test_a_configuration_that_is_no_file(tmp_path: Path) -> None:
@@ -274,9 +274,9 @@ def test_a_configuration_that_is_no_file(tmp_path: Path) -> None:
         put(tmp_path / name / "1" / "model.py")
     (tmp_path / "folder" / "config.pbtxt").mkdir()
     os.mkfifo(tmp_path / "pipe" / "config.pbtxt")
-    there = find_models([tmp_path])
-    assert list(there.models) == ["good"]
-    assert {key: str(error) for key, error in there.problems.items()} == {
+    scan = find_models([tmp_path])
+    assert list(scan.models) == ["good"]
+    assert {key: str(error) for key, error in scan.problems.items()} == {
         str(tmp_path / name): f"{tmp_path / name / 'config.pbtxt'}: expected a file" for name in ("folder", "pipe")
     }
 
@@ -291,12 +291,12 @@ def test_one_name_in_two_repositories(tmp_path: Path) -> None:
     first, other = (put(tmp_path / root / "m" / "1" / "model.onnx") for root in ("one", "other"))
     put(tmp_path / "other" / "n" / "1" / "model.py")
     configure(tmp_path / "other" / "m", 'name: "m"')
-    there = find_models([tmp_path / "one", tmp_path / "other"])
-    assert {name: versions[0].file for name, versions in there.models.items()} == {
+    scan = find_models([tmp_path / "one", tmp_path / "other"])
+    assert {name: versions[0].file for name, versions in scan.models.items()} == {
         "m": first,
         "n": tmp_path / "other" / "n" / "1" / "model.py",
     }
-    assert problem(there) == f"model 'm' appears in two or more repositories: {first} and {other}"
+    assert problem(scan) == f"model 'm' appears in two or more repositories: {first} and {other}"
 
 
 def test_a_load_request_s_configuration_stands_in_place_of_the_file(tmp_path: Path) -> None:
@@ -305,10 +305,10 @@ def test_a_load_request_s_configuration_stands_in_place_of_the_file(tmp_path: Pa
     put(tmp_path / "n" / "1" / "model.py")
     configure(tmp_path / "m", "broken")
     override = pb.ModelConfig(version_policy={"all": {}}, max_batch_size=3)
-    there = find_models([tmp_path], {"m": Override(override)})
-    assert [model.config.max_batch_size for model in there.models["m"]] == [3, 3]
-    assert [model.config.max_batch_size for model in there.models["n"]] == [0]
-    assert not there.problems
+    scan = find_models([tmp_path], {"m": Override(override)})
+    assert [model.config.max_batch_size for model in scan.models["m"]] == [3, 3]
+    assert [model.config.max_batch_size for model in scan.models["n"]] == [0]
+    assert not scan.problems
     hostile = pb.ModelConfig(default_model_filename="../../n/1/model.py")
     assert problem(find_models([tmp_path], {"m": Override(hostile)})) == (
         "the configuration in the request to load model 'm': default_model_filename: expected a path inside "
@@ -325,7 +325,7 @@ def test_a_configuration_in_a_base_path_is_ignored(tmp_path: Path) -> None:
     expected = [(number, tmp_path / name) for number, name in ((0, "0"), (1, "1"), (7, "00000007"))]
     for text in ("version_policy { specific { versions: 1 } } max_batch_size: 7", "broken", 'backend: "python"'):
         configure(tmp_path, text)
-        there = find_models([ModelSettings("m", tmp_path, ALL)])
-        assert [(model.version, model.folder) for model in there.models["m"]] == expected
-        assert all(model.config.source == "" for model in there.models["m"])
-        assert (there.problems, warnings_of(there)) == ({}, [])
+        scan = find_models([ModelSettings("m", tmp_path, ALL)])
+        assert [(model.version, model.folder) for model in scan.models["m"]] == expected
+        assert all(model.config.source == "" for model in scan.models["m"])
+        assert (scan.problems, warnings_of(scan)) == ({}, [])

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from scanning_server import Looking, replace
+from scanning_server import ScanningServer, replace
 from scripted_loads import Loads, ask, look_twice, managing, put, states
 
 from triglot.core.errors import ModelLoadError, ModelNotFound
@@ -165,9 +165,9 @@ async def test_a_file_that_is_wrong_changes_nothing(tmp_path: Path, load: Loads)
 
 def test_names_have_to_settle(tmp_path: Path) -> None:
     put(tmp_path / "m" / "1")
-    looking = Looking(tmp_path, settle_seconds=3600)
+    scanning = ScanningServer(tmp_path, settle_seconds=3600)
     (tmp_path / "m" / "versions.toml").write_text("default = 1")
     for _ in range(2):
-        assert looking.look().unsettled
-        assert looking.last.names == {"m": VersionNames()}
-    assert Looking(tmp_path).last.names == {"m": VersionNames({}, 1)}
+        assert scanning.look().unsettled
+        assert scanning.last.names == {"m": VersionNames()}
+    assert ScanningServer(tmp_path).last.names == {"m": VersionNames({}, 1)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from scanning_server import Looking, put
+from scanning_server import ScanningServer, put
 
 from triglot.repository.scan.source import find_models
 
@@ -28,12 +28,12 @@ def test_the_path_of_a_version_is_one_of_its_model(tmp_path: Path, config: str, 
         f"{config} max_batch_size: 4 version_policy {{ specific {{ versions: 2 }} }}",
     )
     for root in (file, tmp_path / "m" / "1"):
-        there = find_models([root])
-        assert not there.problems
-        assert [(model.version, model.file) for model in there.models["m"]] == [(1, file)]
-        assert there.models["m"][0].config.max_batch_size == 4
-        assert there.folders == {"m": tmp_path / "m"}
-        assert Looking(root).versions() == {"m": [1]}
+        scan = find_models([root])
+        assert not scan.problems
+        assert [(model.version, model.file) for model in scan.models["m"]] == [(1, file)]
+        assert scan.models["m"][0].config.max_batch_size == 4
+        assert scan.folders == {"m": tmp_path / "m"}
+        assert ScanningServer(root).versions() == {"m": [1]}
     put(tmp_path / "m" / "config.pbtxt", "max_batch_size: -1")
     assert "max_batch_size: expected" in str(find_models([file]).problems[str(file)])
 
@@ -42,7 +42,7 @@ def test_a_model_and_one_of_its_versions(tmp_path: Path) -> None:
     for version in ("1", "2"):
         put(tmp_path / "m" / version / "model.onnx")
     put(tmp_path / "m" / "config.pbtxt")
-    assert Looking(tmp_path, tmp_path / "m" / "1").versions() == {"m": [2]}
+    assert ScanningServer(tmp_path, tmp_path / "m" / "1").versions() == {"m": [2]}
     (problem,) = find_models([tmp_path, tmp_path / "m" / "1"]).problems.values()
     assert "'m' appears in two or more repositories" in str(problem)
 

@@ -231,14 +231,14 @@ async def test_a_warm_up_that_is_cancelled_before_every_instance_is_there() -> N
 
 
 async def test_a_warm_up_on_the_loop_is_cancelled() -> None:
-    begun, ended = asyncio.Event(), []
+    begun, finished = asyncio.Event(), []
 
     async def infer(inputs: Inputs, call: Call) -> dict[str, Any]:
         try:
             begun.set()
             await asyncio.Event().wait()
         finally:
-            ended.append(call)
+            finished.append(call)
         return {}
 
     model = Plain(infer)
@@ -249,7 +249,7 @@ async def test_a_warm_up_on_the_loop_is_cancelled() -> None:
     warming.cancel()
     with pytest.raises(asyncio.CancelledError):
         await warming
-    assert [call.cancelled for call in ended] == [True]
+    assert [call.cancelled for call in finished] == [True]
     assert served.leases == 0
     await served.close()
 

@@ -78,14 +78,14 @@ STORED = {
 @pytest.mark.parametrize("datatype", STORED)
 async def test_values_of_a_file(tmp_path: Path, datatype: str) -> None:
     both = STORED[datatype]
-    row, whole = (tmp_path / name for name in ("row", "whole"))
+    row, all_rows = (tmp_path / name for name in ("row", "whole"))
     row.write_bytes(bytes(raw_buffer(both[0])))
-    whole.write_bytes(bytes(raw_buffer(both)))
-    unbatched = await seen_of(WarmUpInput(datatype, [2, 3], file=whole))
+    all_rows.write_bytes(bytes(raw_buffer(both)))
+    unbatched = await seen_of(WarmUpInput(datatype, [2, 3], file=all_rows))
     assert (unbatched.dtype, unbatched.tolist()) == (both.dtype, both.tolist())
     repeated = await seen_of(WarmUpInput(datatype, [3], file=row), 2, 4)
     assert repeated.tolist() == [both[0].tolist()] * 2
-    batch = await seen_of(WarmUpInput(datatype, [3], file=whole), 2, 4)
+    batch = await seen_of(WarmUpInput(datatype, [3], file=all_rows), 2, 4)
     assert batch.tolist() == both.tolist()
 
 

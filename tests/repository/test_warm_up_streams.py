@@ -84,7 +84,7 @@ async def test_a_pushed_answer_that_is_wrong() -> None:
 
 
 async def test_a_stream_ends_when_its_warm_up_is_cancelled() -> None:
-    begun, cancelled, ended = (threading.Event() for _ in range(3))
+    begun, cancelled, finished = (threading.Event() for _ in range(3))
     made = 0
 
     def infer(inputs: Inputs) -> Iterator[dict[str, Any]]:
@@ -96,7 +96,7 @@ async def test_a_stream_ends_when_its_warm_up_is_cancelled() -> None:
                 made += 1
                 yield {"y": inputs["x"]}
         finally:
-            ended.set()
+            finished.set()
 
     model = Plain(infer)
     model.example = number(1)
@@ -107,6 +107,6 @@ async def test_a_stream_ends_when_its_warm_up_is_cancelled() -> None:
     with pytest.raises(asyncio.CancelledError):
         await warming
     cancelled.set()
-    assert await asyncio.to_thread(ended.wait, SECONDS)
+    assert await asyncio.to_thread(finished.wait, SECONDS)
     assert made == 1
     await served.close()

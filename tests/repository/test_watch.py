@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from scanning_server import Looking, put
+from scanning_server import ScanningServer, put
 
 from triglot.model.config import ALL, LATEST, VersionPolicy
 from triglot.repository.config.settings import ModelSettings
@@ -19,151 +19,151 @@ def test_the_first_look_takes_what_is_there(tmp_path: Path) -> None:
     for version in ("1", "2", "3"):
         put(tmp_path / version / "model.py")
     for policy, wanted in ((LATEST, [3]), (VersionPolicy(latest=2), [2, 3]), (ALL, [1, 2, 3])):
-        assert Looking(ModelSettings("m", tmp_path, policy)).versions() == {"m": wanted}
-    assert Looking(tmp_path).versions() == {tmp_path.name: [1, 2, 3]}
+        assert ScanningServer(ModelSettings("m", tmp_path, policy)).versions() == {"m": wanted}
+    assert ScanningServer(tmp_path).versions() == {tmp_path.name: [1, 2, 3]}
 
 
 def test_the_first_look_waits_for_nothing(tmp_path: Path) -> None:
     """Whatever the time of day and the interval: differences of such numbers are not exact."""
     put(tmp_path / "1" / "model.py")
     for step in range(1, 200):
-        looking = Looking(ModelSettings("m", tmp_path), settle_seconds=step / 97)
-        assert looking.versions() == {"m": [1]}
+        scanning = ScanningServer(ModelSettings("m", tmp_path), settle_seconds=step / 97)
+        assert scanning.versions() == {"m": [1]}
 
 
 def test_a_new_version_is_taken_when_it_is_seen_twice(tmp_path: Path) -> None:
     put(tmp_path / "1" / "model.py")
-    looking = Looking(ModelSettings("m", tmp_path))
+    scanning = ScanningServer(ModelSettings("m", tmp_path))
     put(tmp_path / "2" / "model.py")
-    assert looking.look().unsettled
-    assert looking.versions() == {"m": [1]}
-    assert not looking.look().unsettled
-    assert looking.versions() == {"m": [2]}
+    assert scanning.look().unsettled
+    assert scanning.versions() == {"m": [1]}
+    assert not scanning.look().unsettled
+    assert scanning.versions() == {"m": [2]}
 
 
 def test_a_version_that_is_written_is_not_taken(tmp_path: Path) -> None:
     put(tmp_path / "1" / "saved_model.pb")
-    looking = Looking(ModelSettings("m", tmp_path))
+    scanning = ScanningServer(ModelSettings("m", tmp_path))
     put(tmp_path / "2" / "saved_model.pb", "graph")
     for size in range(3):
         put(tmp_path / "2" / "variables" / "data", "x" * size)
-        assert looking.look().unsettled
-        assert looking.versions() == {"m": [1]}
-    looking.look()
-    assert looking.versions() == {"m": [2]}
+        assert scanning.look().unsettled
+        assert scanning.versions() == {"m": [1]}
+    scanning.look()
+    assert scanning.versions() == {"m": [2]}
 
 
 def test_files_have_to_stay_as_they_are_for_some_time(tmp_path: Path) -> None:
     put(tmp_path / "1" / "model.py")
-    looking = Looking(ModelSettings("m", tmp_path), settle_seconds=3600)
-    assert looking.versions() == {"m": [1]}
+    scanning = ScanningServer(ModelSettings("m", tmp_path), settle_seconds=3600)
+    assert scanning.versions() == {"m": [1]}
     put(tmp_path / "2" / "model.py")
     for _ in range(3):
-        assert looking.look().unsettled
-        assert looking.versions() == {"m": [1]}
+        assert scanning.look().unsettled
+        assert scanning.versions() == {"m": [1]}
 
 
 def test_a_version_that_failed_is_wanted_with_the_same_files_until_they_change(tmp_path: Path) -> None:
     file = put(tmp_path / "1" / "model.py", "broken")
-    looking = Looking(ModelSettings("m", tmp_path))
-    failed = looking.last.wanted["m"][1]
+    scanning = ScanningServer(ModelSettings("m", tmp_path))
+    failed = scanning.last.wanted["m"][1]
     for _ in range(3):
-        assert looking.look(loaded=[]).wanted == {"m": {1: failed}}
+        assert scanning.look(loaded=[]).wanted == {"m": {1: failed}}
     put(file, "mended by now")
-    assert looking.look(loaded=[]).unsettled
-    assert looking.last.wanted == {"m": {1: failed}}
-    mended = looking.look(loaded=[]).wanted["m"][1]
+    assert scanning.look(loaded=[]).unsettled
+    assert scanning.last.wanted == {"m": {1: failed}}
+    mended = scanning.look(loaded=[]).wanted["m"][1]
     assert (mended.file, mended.stamp != failed.stamp) == (file, True)
 
 
 def test_a_version_that_serves_is_not_looked_into(tmp_path: Path) -> None:
     file = put(tmp_path / "1" / "model.py")
-    looking = Looking(ModelSettings("m", tmp_path))
-    before = looking.last.wanted
+    scanning = ScanningServer(ModelSettings("m", tmp_path))
+    before = scanning.last.wanted
     put(file, "changed")
     put(tmp_path / "1" / "cache", "written by the model")
     for _ in range(3):
-        assert not looking.look().unsettled
-        assert looking.last.wanted == before
+        assert not scanning.look().unsettled
+        assert scanning.last.wanted == before
 
 
 def test_other_files_for_a_version_that_serves(tmp_path: Path) -> None:
     put(tmp_path / "1" / "model.onnx")
-    looking = Looking(ModelSettings("m", tmp_path))
-    before = looking.last.wanted
+    scanning = ScanningServer(ModelSettings("m", tmp_path))
+    before = scanning.last.wanted
     better = put(tmp_path / "1" / "model.py")
-    looking.look()
-    assert looking.last.wanted == before
-    looking.look()
-    assert looking.last.wanted["m"][1].file == better
+    scanning.look()
+    assert scanning.last.wanted == before
+    scanning.look()
+    assert scanning.last.wanted["m"][1].file == better
 
 
 @pytest.mark.parametrize("policy", [LATEST, ALL])
 def test_versions_that_go(tmp_path: Path, policy: VersionPolicy) -> None:
     put(tmp_path / "1" / "model.py")
     put(tmp_path / "2" / "model.py")
-    looking = Looking(ModelSettings("m", tmp_path, policy))
+    scanning = ScanningServer(ModelSettings("m", tmp_path, policy))
     shutil.rmtree(tmp_path / "2")
-    looking.look()
-    looking.look()
-    assert looking.versions() == {"m": [1]}
+    scanning.look()
+    scanning.look()
+    assert scanning.versions() == {"m": [1]}
     shutil.rmtree(tmp_path / "1")
-    looking.look()
-    assert looking.versions() == {"m": []}
+    scanning.look()
+    assert scanning.versions() == {"m": []}
 
 
 def test_a_base_path_that_goes_away_keeps_its_versions_and_freezes_nobody(tmp_path: Path) -> None:
     put(tmp_path / "a" / "1" / "model.py")
     put(tmp_path / "b" / "1" / "model.py")
-    looking = Looking(ModelSettings("a", tmp_path / "a"), ModelSettings("b", tmp_path / "b"))
+    scanning = ScanningServer(ModelSettings("a", tmp_path / "a"), ModelSettings("b", tmp_path / "b"))
     (tmp_path / "a").rename(tmp_path / "gone")
     put(tmp_path / "b" / "2" / "model.py")
-    looking.look()
-    looking.look()
-    assert looking.versions() == {"a": [1], "b": [2]}
-    assert list(looking.last.problems) == ["a"]
+    scanning.look()
+    scanning.look()
+    assert scanning.versions() == {"a": [1], "b": [2]}
+    assert list(scanning.last.problems) == ["a"]
     (tmp_path / "gone").rename(tmp_path / "a")
-    assert not looking.look().problems
+    assert not scanning.look().problems
 
 
 def test_a_repository(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         put(tmp_path / name / "1" / "model.py")
-    looking = Looking(tmp_path)
+    scanning = ScanningServer(tmp_path)
     shutil.rmtree(tmp_path / "a")
     put(tmp_path / "b" / "model.py")  # Both kinds of layout: what served is kept.
     put(tmp_path / "d" / "model.py")
     put(tmp_path / "e e" / "model.py")
-    looking.look()
-    assert looking.versions() == {"b": [1], "c": [1]}
-    looking.look()
-    assert looking.versions() == {"b": [1], "c": [1], "d": [1]}
+    scanning.look()
+    assert scanning.versions() == {"b": [1], "c": [1]}
+    scanning.look()
+    assert scanning.versions() == {"b": [1], "c": [1], "d": [1]}
 
 
 def test_a_repository_that_goes_away(tmp_path: Path) -> None:
     put(tmp_path / "r" / "a" / "1" / "model.py")
     put(tmp_path / "b" / "1" / "model.py")
     # Any way of writing a path is the same path.
-    looking = Looking(Path(os.path.relpath(tmp_path / "b" / ".." / "r")), tmp_path / "b")
+    scanning = ScanningServer(Path(os.path.relpath(tmp_path / "b" / ".." / "r")), tmp_path / "b")
     (tmp_path / "r").rename(tmp_path / "gone")
     put(tmp_path / "b" / "2" / "model.py")
-    looking.look()
-    looking.look()
-    assert looking.versions() == {"a": [1], "b": [1, 2]}
+    scanning.look()
+    scanning.look()
+    assert scanning.versions() == {"a": [1], "b": [1, 2]}
     (tmp_path / "r").mkdir()
-    looking.look()
-    assert looking.versions() == {"b": [1, 2]}
+    scanning.look()
+    assert scanning.versions() == {"b": [1, 2]}
 
 
 def test_a_model_that_moves_out_of_a_repository_that_goes_away(tmp_path: Path) -> None:
     put(tmp_path / "r" / "a" / "1" / "model.py")
     put(tmp_path / "s" / "b" / "1" / "model.py")
-    looking = Looking(tmp_path / "r", tmp_path / "s")
+    scanning = ScanningServer(tmp_path / "r", tmp_path / "s")
     (tmp_path / "r").rename(tmp_path / "gone")
     put(tmp_path / "s" / "a" / "2" / "model.py")
-    looking.look()
-    looking.look()
-    assert looking.versions() == {"a": [2], "b": [1]}
+    scanning.look()
+    scanning.look()
+    assert scanning.versions() == {"a": [2], "b": [1]}
 
 
 def test_a_warning_is_given_once_and_again_when_it_comes_back(
@@ -171,21 +171,21 @@ def test_a_warning_is_given_once_and_again_when_it_comes_back(
 ) -> None:
     caplog.set_level(logging.WARNING)
     put(tmp_path / "1" / "model.py")
-    looking = Looking(ModelSettings("m", tmp_path, VersionPolicy(specific=frozenset({1, 2}))))
-    looking.look()
+    scanning = ScanningServer(ModelSettings("m", tmp_path, VersionPolicy(specific=frozenset({1, 2}))))
+    scanning.look()
     missing = f"m: version_policy: version 2 not found in {tmp_path}"
     assert caplog.messages == [missing]
     put(tmp_path / "2" / "model.py")
-    looking.look()
+    scanning.look()
     shutil.rmtree(tmp_path / "2")
-    looking.look()
+    scanning.look()
     assert caplog.messages == [missing], "it may be on its way"
-    looking.look()
-    looking.look()
+    scanning.look()
+    scanning.look()
     assert caplog.messages == [missing, missing]
     tmp_path.rename(tmp_path.with_name("gone"))
     for _ in range(3):
-        looking.look()
+        scanning.look()
     assert caplog.messages[2:] == [f"Could not find base path {tmp_path} for servable m"]
     assert caplog.records[-1].levelname == "ERROR"
     tmp_path.with_name("gone").rename(tmp_path)
@@ -195,7 +195,7 @@ def test_a_base_path_that_goes_while_it_is_looked_at(tmp_path: Path, monkeypatch
     """It is as one that is gone, not as one that was emptied: what serves goes on."""
     folder = tmp_path / "m"
     put(folder / "1" / "model.py")
-    looking = Looking(ModelSettings("m", folder))
+    scanning = ScanningServer(ModelSettings("m", folder))
     listing = Path.iterdir
 
     def go(path: Path) -> Iterator[Path]:
@@ -205,28 +205,28 @@ def test_a_base_path_that_goes_while_it_is_looked_at(tmp_path: Path, monkeypatch
         return iter(entries)
 
     monkeypatch.setattr(Path, "iterdir", go)
-    looking.look()
-    assert looking.versions() == {"m": [1]}
+    scanning.look()
+    assert scanning.versions() == {"m": [1]}
     assert not folder.exists()
 
 
 def test_what_is_just_being_made_is_not_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     put(tmp_path / "other" / "model.py")
-    looking = Looking(tmp_path)
+    scanning = ScanningServer(tmp_path)
     (tmp_path / "m" / "1").mkdir(parents=True)
-    looking.look()
+    scanning.look()
     put(tmp_path / "m" / "config.pbtxt", "max_batch_size: {")
-    looking.look()
+    scanning.look()
     put(tmp_path / "m" / "config.pbtxt", "max_batch_size: 4")
-    looking.look()
+    scanning.look()
     put(tmp_path / "m" / "1" / "model.py")
-    looking.look()
-    looking.look()
-    assert looking.versions() == {"other": [1], "m": [1]}
+    scanning.look()
+    scanning.look()
+    assert scanning.versions() == {"other": [1], "m": [1]}
     assert caplog.messages == []
     (tmp_path / "n").mkdir()
     for _ in range(3):
-        looking.look()
+        scanning.look()
     assert [message.partition(",")[0] for message in caplog.messages] == [
         f"{tmp_path / 'n'} is skipped: it contains no model"
     ]
@@ -236,12 +236,12 @@ def test_what_is_wrong_with_something_asked_for_is_told_at_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "empty").mkdir()
-    looking = Looking(ModelSettings("m", tmp_path / "gone"), ModelSettings("n", tmp_path / "empty"))
-    assert list(looking.last.problems) == ["m", "n"]
-    looking.look()
-    looking.look()
-    told = [(record.levelname, record.getMessage().partition(",")[0]) for record in caplog.records]
-    assert told == [
+    scanning = ScanningServer(ModelSettings("m", tmp_path / "gone"), ModelSettings("n", tmp_path / "empty"))
+    assert list(scanning.last.problems) == ["m", "n"]
+    scanning.look()
+    scanning.look()
+    logged = [(record.levelname, record.getMessage().partition(",")[0]) for record in caplog.records]
+    assert logged == [
         ("ERROR", f"Could not find base path {tmp_path / 'gone'} for servable m"),
         ("WARNING", f"No versions of servable n found under base path {tmp_path / 'empty'}"),
     ]
@@ -251,14 +251,14 @@ def test_what_takes_the_place_of_others_is_whole_before_they_go(tmp_path: Path) 
     for version in ("1", "2"):
         put(tmp_path / "m" / version / "model.py")
     config = put(tmp_path / "m" / "config.pbtxt", "version_policy { all {} }")
-    looking = Looking(tmp_path)
+    scanning = ScanningServer(tmp_path)
     put(config, "version_policy { specific { versions: 7 } }")
     for _ in range(3):
-        looking.look()
-        assert looking.versions() == {"m": [1, 2]}
+        scanning.look()
+        assert scanning.versions() == {"m": [1, 2]}
     for size in range(3):
         put(tmp_path / "m" / "7" / "model.py", "x" * size)
-        looking.look()
-        assert looking.versions() == {"m": [1, 2]}
-    looking.look()
-    assert looking.versions() == {"m": [7]}
+        scanning.look()
+        assert scanning.versions() == {"m": [1, 2]}
+    scanning.look()
+    assert scanning.versions() == {"m": [7]}

@@ -30,11 +30,11 @@ ROWS = 'len(inputs["x"])'
 
 
 def write(
-    folder: Path, config: str | None = None, own: str = "pass", *, tells: str = ROWS, code: str = CODE
+    folder: Path, config: str | None = None, own: str = "pass", *, rows_code: str = ROWS, code: str = CODE
 ) -> Path:
     """The repository; the model `tells` this number, once a row."""
     (folder / "m").mkdir(parents=True)
-    (folder / "m" / "model.py").write_text(code.replace("OWN", own).replace("TELLS", tells))
+    (folder / "m" / "model.py").write_text(code.replace("OWN", own).replace("TELLS", rows_code))
     if config is not None:
         (folder / "m" / "config.pbtxt").write_text(config)
     return folder

@@ -99,10 +99,10 @@ def test_a_request_that_cannot_share_it_closes_the_batch_that_waits(key: object)
 
 
 def test_a_request_that_shares_no_batch_runs_alone_and_at_once() -> None:
-    alone, other = waiting(1, key=None), waiting(1)
+    unbatched, other = waiting(1, key=None), waiting(1)
     rules = Rules(8, delay=1.0)
-    assert ran(form([Lane(waiting=[*alone, *alone, *other])], NOW, rules)) == ([1], "alone")
-    assert ran(form([Lane(waiting=[*alone])], NOW, Rules(8))) == ([1], "alone")
+    assert ran(form([Lane(waiting=[*unbatched, *unbatched, *other])], NOW, rules)) == ([1], "alone")
+    assert ran(form([Lane(waiting=[*unbatched])], NOW, Rules(8))) == ([1], "alone")
 
 
 def test_higher_levels_come_first_and_lower_ones_fill_the_batch() -> None:

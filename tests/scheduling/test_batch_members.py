@@ -104,7 +104,7 @@ def failing(error: BaseException) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "expected_error"),
     [
         (InvalidArgument("below zero", retry_after=3.0), InvalidArgument),
         (ValueError("below zero"), Internal),
@@ -115,7 +115,7 @@ def failing(error: BaseException) -> Any:
     ],
 )
 async def test_an_exception_fails_its_members_each_with_its_own_error(
-    error: BaseException, told: type[ServingError]
+    error: BaseException, expected_error: type[ServingError]
 ) -> None:
     model = Batched(open_gate=False, answer=failing(error))
     site = Site(model)
@@ -124,7 +124,7 @@ async def test_an_exception_fails_its_members_each_with_its_own_error(
     model.gate.set()
     results: Sequence[Any] = await asyncio.gather(busy, *tasks, return_exceptions=True)
     errors = results[1:4]
-    assert [type(error) for error in errors] == [told] * 3
+    assert [type(error) for error in errors] == [expected_error] * 3
     assert len({id(error) for error in errors}) == 3
     assert len({str(error) for error in errors}) == 1
     if isinstance(error, ServingError):

@@ -101,14 +101,16 @@ async def test_after_the_delay_a_batch_is_run_as_it_is() -> None:
     await site.servable.close()
 
 
-@pytest.mark.parametrize(("value", "told"), [(-1, InvalidArgument), (-2, Internal)])
-async def test_an_exception_fails_its_members_each_with_its_own_error(value: float, told: type[Exception]) -> None:
+@pytest.mark.parametrize(("value", "expected_error"), [(-1, InvalidArgument), (-2, Internal)])
+async def test_an_exception_fails_its_members_each_with_its_own_error(
+    value: float, expected_error: type[Exception]
+) -> None:
     model = OnLoop()
     site = Site(model)
     results: Sequence[Any] = await asyncio.gather(
         site.ask(rows(1)), site.ask(rows(value)), site.ask(rows(3, width=2)), return_exceptions=True
     )
-    assert [type(result) for result in results[:2]] == [told, told]
+    assert [type(result) for result in results[:2]] == [expected_error, expected_error]
     assert results[0] is not results[1]
     assert first_values(results[2]) == [6]
     await site.servable.close()

@@ -236,9 +236,9 @@ async def test_answers_leave_in_the_order_in_which_the_requests_came() -> None:
         tasks.append(site.ask(rows(value)))
         tasks[-1].add_done_callback(partial(note, value))
         await model.wait_until_entered()
-    gone = site.ask(rows(1))
+    cancelled = site.ask(rows(1))
     await site.until(1)
-    gone.cancel()
+    cancelled.cancel()
     gates[2.0].set()
     # The second instance has ended with 2 when it runs the next request.
     third = site.ask(rows(1))
@@ -257,11 +257,11 @@ async def test_nothing_is_kept_of_who_was_given_up_behind_one_that_runs() -> Non
     first = await site.busy(model)
     inputs = [rows(at) for at in range(5)]
     arrays = [weakref.ref(tensor["x"]) for tensor in inputs]
-    gone = await site.ask_and_wait(*inputs)
-    for task in gone:
+    abandoned = await site.ask_and_wait(*inputs)
+    for task in abandoned:
         task.cancel()
-    await asyncio.wait(gone)
-    del inputs, gone, task
+    await asyncio.wait(abandoned)
+    del inputs, abandoned, task
     await until(lambda: not any(array() is not None for array in arrays))
     model.gate.set()
     await first

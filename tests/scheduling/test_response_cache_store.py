@@ -149,7 +149,7 @@ async def test_what_is_kept_is_a_copy_that_nobody_can_change(count: int) -> None
     assert len(model_cache.find(key) or ()) == 1
 
 
-def counted(model_cache: ModelCache) -> dict[str, float]:
+def cache_counts(model_cache: ModelCache) -> dict[str, float]:
     return {reading.name.removeprefix("response_cache_"): reading.value for reading in model_cache.readings()}
 
 
@@ -163,8 +163,8 @@ async def test_the_answer_that_was_asked_for_longest_ago_goes() -> None:
     keep(other, "d", array)
     assert [model_cache.find(key) is not None for key in keys] == [True, False, True]
     assert cache.bytes == 3 * size
-    assert counted(model_cache) == {"hits": 3, "misses": 1, "evictions": 1, "bytes": 2 * size}
-    assert counted(other) == {"hits": 0, "misses": 0, "evictions": 0, "bytes": size}
+    assert cache_counts(model_cache) == {"hits": 3, "misses": 1, "evictions": 1, "bytes": 2 * size}
+    assert cache_counts(other) == {"hits": 0, "misses": 0, "evictions": 0, "bytes": size}
 
 
 async def test_the_same_answer_twice_is_kept_once() -> None:
@@ -173,7 +173,7 @@ async def test_the_same_answer_twice_is_kept_once() -> None:
     for _ in range(2):
         keep(model_cache, "x", np.zeros(250, np.float32))
     assert cache.bytes == 1000 + ENTRY_BYTES
-    assert counted(model_cache)["evictions"] == 0
+    assert cache_counts(model_cache)["evictions"] == 0
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ async def test_what_is_too_large_or_may_change_is_not_kept(array: Array) -> None
     key = keep(model_cache, "x", array)
     assert model_cache.find(key) is None
     assert model_cache.find(kept) is not None
-    assert counted(model_cache)["evictions"] == 0
+    assert cache_counts(model_cache)["evictions"] == 0
 
 
 class Uncopyable(np.ndarray[Any, Any]):
@@ -225,8 +225,8 @@ async def test_a_closed_versions_answers_go_and_none_come() -> None:
     kept = keep(other, "a", array)
     model_cache.close()
     keep(model_cache, "c", array)
-    assert counted(model_cache)["bytes"] == 0
-    assert cache.bytes == counted(other)["bytes"]
+    assert cache_counts(model_cache)["bytes"] == 0
+    assert cache.bytes == cache_counts(other)["bytes"]
     assert other.find(kept) is not None
 
 

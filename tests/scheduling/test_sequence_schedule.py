@@ -174,15 +174,15 @@ async def test_answers_leave_as_their_requests_began_if_they_are_to(ordered: boo
     sent = [driver.send(1, number) for number in (1, 2, 3)]
     cancelled = driver.send(1, 3)
     taken = [driver.take(instance) for instance in range(3)]
-    told = []
+    done_so_far = []
     driver.schedule.discard(cancelled)
     for at in (1, 0, 2):
         batch = taken[at]
         assert batch is not None
         driver.finish(batch)
-        told.append([request.future.done() for request in sent])
+        done_so_far.append([request.future.done() for request in sent])
     early = [False, not ordered, False]
-    assert told == [early, [True, True, False], [True, True, True]]
+    assert done_so_far == [early, [True, True, False], [True, True, True]]
     # The next one of a sequence runs when its turn comes, whoever has been told of the one before.
     later = [driver.send(1, number) for number in (2, 1)]
     assert driver.run(1)

@@ -86,15 +86,15 @@ class Gathering(Model):
 async def test_states_of_texts_that_grow() -> None:
     request = servable(Gathering())
 
-    async def say(word: bytes, sequence_id: int, *, start: bool = False) -> list[bytes]:
+    async def send(word: bytes, sequence_id: int, *, start: bool = False) -> list[bytes]:
         inputs = {"word": object_array([word], (1, 1))}
         answer = await direct_infer(request, inputs, sequence_call(sequence_id, start=start))
         return [text for text in answer["words"].ravel().tolist() if text]
 
-    assert tuple(await asyncio.gather(say(b"a", 1, start=True), say(b"x", 2, start=True))) == ([b"a"], [b"x"])
-    assert await say(b"b", 1) == [b"a", b"b"]
+    assert tuple(await asyncio.gather(send(b"a", 1, start=True), send(b"x", 2, start=True))) == ([b"a"], [b"x"])
+    assert await send(b"b", 1) == [b"a", b"b"]
     # They are of unlike length now.
-    both = tuple(await asyncio.gather(say(b"c", 1), say(b"y", 2), say(b"z", 2)))
+    both = tuple(await asyncio.gather(send(b"c", 1), send(b"y", 2), send(b"z", 2)))
     assert both == ([b"a", b"b", b"c"], [b"x", b"y"], [b"x", b"y", b"z"])
     await request.close()
 
@@ -155,8 +155,8 @@ async def test_a_stream_is_a_request_like_any_other() -> None:
     assert await stream(1, start=True) == [1]
     assert await send(request, 2, 5) == 3
     # And beside requests of other sequences.
-    streamed, alone = await asyncio.gather(stream(3, end=True), send(request, 1, 6, start=True, end=True))
-    assert (streamed, alone) == ([6], 1)
+    streamed, unstreamed = await asyncio.gather(stream(3, end=True), send(request, 1, 6, start=True, end=True))
+    assert (streamed, unstreamed) == ([6], 1)
     with pytest.raises(InvalidArgument, match="must specify the START flag"):
         await stream(1)
     await request.close()

@@ -195,8 +195,8 @@ async def test_a_start_of_a_live_sequence_begins_it_anew(caplog: pytest.LogCaptu
         assert await send(served, 10, 5, start=True) == 10
     assert "sequence 5 of model 'summing' was restarted before it ended" in caplog.text
     assert await send(served, 1, 5, end=True) == 11
-    ended = {reason: reading(served, "sequences_ended", reason=reason) for reason in ("replaced", "end")}
-    assert (ended, reading(served, "sequences_started")) == ({"replaced": 1, "end": 1}, 2)
+    ended_counts = {reason: reading(served, "sequences_ended", reason=reason) for reason in ("replaced", "end")}
+    assert (ended_counts, reading(served, "sequences_started")) == ({"replaced": 1, "end": 1}, 2)
     await served.close()
 
 

@@ -247,13 +247,13 @@ async def test_a_models_own_serving_error_is_kept() -> None:
 async def test_inputs_are_released_while_the_instance_waits() -> None:
     served = servable(Plain(lambda inputs: {"y": np.zeros(1, np.float32)}))
     array = np.zeros(4, np.float32)
-    gone = weakref.ref(array)
+    reference = weakref.ref(array)
     await direct_infer(served, {"x": array}, Call())
     del array
     # The last call's arrays may be held until the thread has looked for more work.
     await direct_infer(served, number(0), Call())
     gc.collect()
-    assert gone() is None
+    assert reference() is None
     await served.close()
 
 

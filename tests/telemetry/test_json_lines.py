@@ -119,11 +119,11 @@ def test_what_the_log_says_of_itself_is_about_no_request() -> None:
 
 async def test_a_task_that_is_left_running_works_for_no_request() -> None:
     """Its context has a copy of what was the case when it began."""
-    ended, saw = asyncio.Event(), []
+    finished, saw = asyncio.Event(), []
 
-    async def beside() -> None:
+    async def background() -> None:
         saw.append(len(CURRENT_CALLS.get()))
-        await ended.wait()
+        await finished.wait()
         saw.append(len(CURRENT_CALLS.get()))
 
     class Weak(Call):
@@ -132,11 +132,11 @@ async def test_a_task_that_is_left_running_works_for_no_request() -> None:
     call = Weak()
     kept = weakref.ref(call)
     with RunningFor((call,)):
-        task = asyncio.create_task(beside())
+        task = asyncio.create_task(background())
         await asyncio.sleep(0)
     del call
     assert kept() is None, "the task keeps it"
-    ended.set()
+    finished.set()
     await task
     assert saw == [1, 0]
     assert not CURRENT_CALLS.get()

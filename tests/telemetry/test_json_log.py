@@ -477,9 +477,9 @@ def test_workers_say_which_one_writes(tmp_path: Path) -> None:
 
 def test_a_server_that_cannot_start_says_so_in_an_object(tmp_path: Path) -> None:
     write_model(tmp_path / "m", "import warnings\nwarnings.warn('old')\n1 / 0\n")
-    ended = run_triglot("serve", tmp_path / "m", *QUICK)
-    assert ended.returncode == 1
-    lines = [json.loads(line) for line in ended.stderr.splitlines()]
+    completed = run_triglot("serve", tmp_path / "m", *QUICK)
+    assert completed.returncode == 1
+    lines = [json.loads(line) for line in completed.stderr.splitlines()]
     assert (lines[-1]["level"], lines[-1]["message"]) == ("CRITICAL", "1 of the models could not be loaded")
     assert any("ZeroDivisionError" in line["message"] for line in lines)
     assert any(line["logger"] == "py.warnings" and "UserWarning: old" in line["message"] for line in lines)

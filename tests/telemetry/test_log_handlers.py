@@ -40,7 +40,7 @@ class Log:
         self.seconds = 0.0
         self.handler._limiter = RepeatLimiter(lambda: self.seconds)
 
-    def say(self, name: str, text: str, *arguments: object, error: BaseException | None = None) -> None:
+    def log_line(self, name: str, text: str, *arguments: object, error: BaseException | None = None) -> None:
         record = logging.LogRecord(name, logging.INFO, __file__, 1, text, arguments, None)
         if error is not None:
             record.exc_info = (type(error), error, error.__traceback__)
@@ -71,8 +71,8 @@ def raised(error: BaseException) -> BaseException:
     "bad", ["\n", "\r", "\x1b[2J", "\x00", "\x7f", "\x85", "\x9b", "\u2028", "\u2029", "\u202e"]
 )
 def test_what_is_not_printable_is_escaped(log: Log, bad: str) -> None:
-    log.say(OTHER, "one%sI forged", bad)
-    log.say(OTHER, "failed", error=raised(ValueError(f"one{bad}I forged")))
+    log.log_line(OTHER, "one%sI forged", bad)
+    log.log_line(OTHER, "failed", error=raised(ValueError(f"one{bad}I forged")))
     shown = ascii(bad)[1:-1]
     first, *rest = log.lines()
     assert first == f"I one{shown}I forged"
@@ -88,15 +88,15 @@ def test_what_is_printable_stays(text: str) -> None:
 
 
 def test_a_surrogate_is_escaped(log: Log) -> None:
-    log.say(OTHER, "a %s", "\ud800")
+    log.log_line(OTHER, "a %s", "\ud800")
     assert log.lines() == ["I a \\ud800"]
 
 
 def test_long_lines_and_tracebacks_are_cut(log: Log) -> None:
-    log.say(OTHER, "%s", "x" * 10_000_000)
+    log.log_line(OTHER, "%s", "x" * 10_000_000)
     (line,) = log.lines()
     assert line == f"I {'x' * MAX_LINE}... (10000000 characters)"
-    log.say(OTHER, "failed", error=raised(ValueError("y" * 10_000_000 + "the end")))
+    log.log_line(OTHER, "failed", error=raised(ValueError("y" * 10_000_000 + "the end")))
     _, *rest = log.lines()[1:]
     assert rest[0] == "  Traceback (most recent call last):"
     assert rest[-1].endswith("the end")
@@ -104,7 +104,7 @@ def test_long_lines_and_tracebacks_are_cut(log: Log) -> None:
 
 
 def test_an_exception_that_cannot_be_described(log: Log) -> None:
-    log.say(OTHER, "failed", error=raised(Undescribed()))
+    log.log_line(OTHER, "failed", error=raised(Undescribed()))
     assert log.lines() == ["I failed", "  Undescribed: <no traceback: SystemExit>"]
 
 
@@ -113,10 +113,10 @@ def test_an_exception_that_cannot_be_described(log: Log) -> None:
 
 def test_lines_that_clients_cause_are_limited_and_counted(log: Log) -> None:
     for number in range(1000):
-        log.say(CLIENTS, "a connection ends: %d", number)
+        log.log_line(CLIENTS, "a connection ends: %d", number)
     assert log.lines() == [f"I a connection ends: {number}" for number in range(MAX_LINES)]
     log.seconds = WINDOW_SECONDS
-    log.say(OTHER, "something else")
+    log.log_line(OTHER, "something else")
     assert log.lines()[MAX_LINES:] == [
         f"I {1000 - MAX_LINES} similar lines in the last minute not logged: a connection ends: 0",
         "I something else",
@@ -126,7 +126,7 @@ def test_lines_that_clients_cause_are_limited_and_counted(log: Log) -> None:
 def test_other_lines_are_not_limited(log: Log) -> None:
     for name in (OTHER, "their.own", "triglot.models", "triglot.access", "root"):
         for number in range(3 * MAX_LINES):
-            log.say(name, "loaded %d", number)
+            log.log_line(name, "loaded %d", number)
     assert len(log.lines()) == 5 * 3 * MAX_LINES
 
 
@@ -134,9 +134,9 @@ def test_one_traceback_a_minute_for_each_kind(log: Log) -> None:
     def fail(kind: int) -> BaseException:
         if kind == 0:
             return raised(ValueError("here"))
-        return raised(TypeError("here")) if kind == 1 else raised_elsewhere()
+        return raised(TypeError("here")) if kind == 1 else raised_in_module()
 
-    def raised_elsewhere() -> BaseException:
+    def raised_in_module() -> BaseException:
         try:
             raise ValueError("there")
         except ValueError as error:
@@ -145,7 +145,7 @@ def test_one_traceback_a_minute_for_each_kind(log: Log) -> None:
     for minute in range(2):
         log.seconds = minute * WINDOW_SECONDS
         for number in range(100):
-            log.say(CLIENTS, "m failed, error %d", number, error=fail(number % 4 % 3))
+            log.log_line(CLIENTS, "m failed, error %d", number, error=fail(number % 4 % 3))
     text = "\n".join(log.lines())
     assert text.count("Traceback (most recent call last):") == 2 * 3
     assert text.count("I m failed, error 5: TypeError: here") == 2
@@ -157,7 +157,7 @@ def test_one_traceback_a_minute_for_each_kind(log: Log) -> None:
 def test_what_is_left_out_is_counted_at_the_end_too(tmp_path: Path) -> None:
     log = Log(tmp_path / "log")
     for _ in range(MAX_LINES + 3):
-        log.say(CLIENTS, "a connection ends")
+        log.log_line(CLIENTS, "a connection ends")
     log.handler.close()
     assert log.lines()[-1] == "I 3 similar lines in the last minute not logged: a connection ends"
 
@@ -168,7 +168,7 @@ def test_what_is_left_out_is_counted_at_the_end_too(tmp_path: Path) -> None:
 def test_nothing_can_be_written(capfd: pytest.CaptureFixture[str]) -> None:
     log = Log(Path("/dev/full"))
     for number in range(100):
-        log.say(OTHER, "line %d", number)
+        log.log_line(OTHER, "line %d", number)
     log.handler.close()
     assert capfd.readouterr() == ("", "")
 
@@ -177,8 +177,8 @@ def test_nothing_can_be_written(capfd: pytest.CaptureFixture[str]) -> None:
 def test_a_line_whose_arguments_do_not_fit_is_counted(
     log: Log, capfd: pytest.CaptureFixture[str], name: str
 ) -> None:
-    log.say(name, "%d", "no number")
-    log.say(OTHER, "next")
+    log.log_line(name, "%d", "no number")
+    log.log_line(OTHER, "next")
     lost, following = log.lines()
     assert lost.startswith("W 1 log lines were lost: TypeError: %d format")
     assert following == "I next"
@@ -186,9 +186,9 @@ def test_a_line_whose_arguments_do_not_fit_is_counted(
 
 
 def test_a_removed_file_is_made_anew(log: Log) -> None:
-    log.say(OTHER, "before")
+    log.log_line(OTHER, "before")
     log.file.unlink()
-    log.say(OTHER, "after")
+    log.log_line(OTHER, "after")
     assert log.lines() == ["I after"]
 
 
@@ -196,9 +196,9 @@ def test_lines_are_counted_while_the_file_cannot_be_made(log: Log, capfd: pytest
     log.file.unlink()
     log.file.mkdir()
     for number in range(3):
-        log.say(OTHER, "line %d", number)
+        log.log_line(OTHER, "line %d", number)
     log.file.rmdir()
-    log.say(OTHER, "next")
+    log.log_line(OTHER, "next")
     lost, following = log.lines()
     assert lost.startswith("W 3 log lines were lost: IsADirectoryError: ")
     assert following == "I next"

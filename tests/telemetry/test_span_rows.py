@@ -18,7 +18,7 @@ NANOSECONDS = 1_000
 
 
 @dataclass(frozen=True)
-class Ended:
+class FinishedCall:
     """A call that has ended; times in seconds, None where it did not come so far."""
 
     name: str
@@ -36,7 +36,7 @@ class Ended:
         return self.started + (self.waited or 0.0)
 
     @property
-    def ended(self) -> float:
+    def end_time(self) -> float:
         return self.began + (self.computed or 0.0)
 
     @property
@@ -59,7 +59,7 @@ class Ended:
             self.id,
             SAMPLED,
             self.started,
-            self.ended,
+            self.end_time,
             0.0 if self.waited is None else self.started,
             self.began if ran else 0.0,
             self.waited or 0.0,
@@ -82,12 +82,12 @@ class Ended:
         }
         request_id = {"triglot.request.id": self.request_id} if self.request_id else {}
         assert attributes == {"size": len(self.name), **request_id}
-        instants(own, self.started, self.ended)
+        instants(own, self.started, self.end_time)
         if self.waited is not None:
             instants(by_name["queue"], self.started, self.began)
         if self.computed is not None:
             compute = by_name["compute"]
-            instants(compute, self.began, self.ended)
+            instants(compute, self.began, self.end_time)
             assert [attribute.value.string_value for attribute in compute.attributes] == [self.name]
             links = [(link.trace_id, link.span_id) for link in compute.links]
             assert links == ([(self.trace.to_bytes(16), self.batch.to_bytes(8))] if self.batch else [])
@@ -105,7 +105,7 @@ def instants(span: Span, start: float, end: float) -> None:
 
 seconds = st.floats(0, 100)
 calls = st.builds(
-    Ended,
+    FinishedCall,
     name=st.text(st.characters(codec="utf-8"), min_size=8, max_size=200),
     request_id=st.text(st.characters(codec="utf-8"), max_size=40),
     trace=st.integers(1, 2**128 - 1),
@@ -119,16 +119,16 @@ calls = st.builds(
 
 
 @given(st.lists(calls, max_size=20, unique_by=lambda call: call.trace))
-def test_spans_of_rows(ended: list[Ended]) -> None:
-    message = ScopeSpans.FromString(encode([call.row() for call in ended], OFFSET))
-    assert len(message.spans) == sum(call.spans for call in ended)
-    for call in ended:
+def test_spans_of_rows(finished_calls: list[FinishedCall]) -> None:
+    message = ScopeSpans.FromString(encode([call.row() for call in finished_calls], OFFSET))
+    assert len(message.spans) == sum(call.spans for call in finished_calls)
+    for call in finished_calls:
         call.check([span for span in message.spans if span.trace_id == call.trace.to_bytes(16)])
 
 
 def test_a_model_that_began_before_it_was_noted() -> None:
     """Threads note when the model began and ended; the loop may have ended the call before."""
-    row = Ended("name", "", 1, 0, 1, started=5.0, waited=9.0, computed=9.0, batch=0).row()
+    row = FinishedCall("name", "", 1, 0, 1, started=5.0, waited=9.0, computed=9.0, batch=0).row()
     early = (*row[:9], 6.0, *row[10:])
     spans = {span.name: span for span in ScopeSpans.FromString(encode([early], OFFSET)).spans}
     instants(spans["name"], 5.0, 6.0)

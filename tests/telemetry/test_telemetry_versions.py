@@ -39,7 +39,7 @@ class Served:
         self.now += 1
         self.telemetry.tick(self.now)
 
-    def told_apart(self, model: str) -> set[int]:
+    def labelled_versions(self, model: str) -> set[int]:
         """The versions whose calls are counted by themselves."""
         return {kind.version for _, kind, _ in self.telemetry.calls() if kind.model == model} - {ENDED}
 
@@ -58,7 +58,7 @@ def test_the_last_versions_that_ended_are_told_apart() -> None:
         served.call("m", version)
         served.call("m", version, FAILED)
         served.tick()
-        assert served.told_apart("m") == set(range(max(1, version - ENDED_KEPT), version + 1))
+        assert served.labelled_versions("m") == set(range(max(1, version - ENDED_KEPT), version + 1))
         assert served.counts() == {("m", OK): version, ("m", FAILED): version}
     assert served.telemetry.kinds == 2 * (1 + ENDED_KEPT + 1)
     assert set(served.telemetry.models()) == {("m", version) for version in (ENDED, *range(95, 101))}
@@ -71,14 +71,16 @@ def test_the_numbers_of_those_that_ended() -> None:
             served.call("m", version, batch=4)
     served.call("m", 2)
     served.tick()  # 1 and 3 are those that were not called for longest.
-    ((kind, ended),) = [(kind, stats) for _, kind, stats in served.telemetry.calls() if kind.version == ENDED]
+    ((kind, ended_stats),) = [
+        (kind, stats) for _, kind, stats in served.telemetry.calls() if kind.version == ENDED
+    ]
     assert kind == ("m", ENDED, OK)
-    assert (ended.latency.count, ended.latency.sum) == (4, 1e6)
-    assert ended.codec is not None
-    assert ended.queue is not None
-    assert ended.compute is not None
-    assert (ended.codec.sum, ended.queue.sum, ended.compute.sum) == (5e5, 2e6, 2e6)
-    assert (ended.bytes_in, ended.bytes_out, ended.batches) == (40, 80, {4: 4})
+    assert (ended_stats.latency.count, ended_stats.latency.sum) == (4, 1e6)
+    assert ended_stats.codec is not None
+    assert ended_stats.queue is not None
+    assert ended_stats.compute is not None
+    assert (ended_stats.codec.sum, ended_stats.queue.sum, ended_stats.compute.sum) == (5e5, 2e6, 2e6)
+    assert (ended_stats.bytes_in, ended_stats.bytes_out, ended_stats.batches) == (40, 80, {4: 4})
 
 
 def test_a_reader_who_has_begun_counts_nothing_twice() -> None:
@@ -99,7 +101,7 @@ def test_a_version_that_comes_back_is_told_apart_again() -> None:
         served.call("m", version)
         served.tick()
     assert served.counts() == {("m", OK): ENDED_KEPT + 3}
-    assert served.told_apart("m") == set(range(3, ENDED_KEPT + 3)) | {1}
+    assert served.labelled_versions("m") == set(range(3, ENDED_KEPT + 3)) | {1}
     assert served.telemetry.models()["m", 1].requests == 1
 
 
@@ -110,7 +112,7 @@ def test_nothing_ends_where_nobody_knows_what_is_loaded() -> None:
     for version in range(1, 31):
         served.call("m", version)
         served.tick()
-    assert served.told_apart("m") == set(range(1, 31))
+    assert served.labelled_versions("m") == set(range(1, 31))
 
 
 def test_those_that_ended_long_ago_come_over_no_rate() -> None:
@@ -152,8 +154,12 @@ def test_no_call_is_lost(
         assert sum(model.requests for model in kept.values()) == inferences
         assert served.telemetry.kinds == len(list(served.telemetry.calls()))
         for model in ("a", "b"):
-            ended = {version for version in served.told_apart(model) if version and (model, version) not in loaded}
-            assert len(ended) <= ENDED_KEPT
+            ended_versions = {
+                version
+                for version in served.labelled_versions(model)
+                if version and (model, version) not in loaded
+            }
+            assert len(ended_versions) <= ENDED_KEPT
 
 
 def test_tensorflow_servings_counters_go_on() -> None:

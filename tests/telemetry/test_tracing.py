@@ -10,7 +10,7 @@ from typing import Any
 
 import triglot
 from served_models import Arrays, Function, Gated, both, calling, ensemble, step, twice
-from traced_models import WHOLE, Traces, one_model, served
+from traced_models import ALL_STAMPS, Traces, one_model, served
 from triglot.telemetry.trace_tensors import MAX_ELEMENTS
 from triglot.telemetry.tracing import MAX_STEPS
 from waiting import until
@@ -39,10 +39,10 @@ async def test_a_request(tmp_path: Path, on_loop: bool) -> None:
         {"id": 2, "model_name": "slow", "model_version": 1},
     ]
     for number in (1, 2):
-        assert traces.names(number) == WHOLE
+        assert traces.names(number) == ALL_STAMPS
         moments = [stamp["ns"] for stamp in traces.stamps(number)]
         assert moments == sorted(moments)
-        at = dict(zip(WHOLE, moments, strict=True))
+        at = dict(zip(ALL_STAMPS, moments, strict=True))
         assert at["COMPUTE_OUTPUT_START"] - at["COMPUTE_INPUT_END"] >= 2_000_000
 
 
@@ -75,7 +75,7 @@ async def test_what_a_batch_waits_for(tmp_path: Path) -> None:
         await asyncio.gather(first, *others)
     traces = Traces(tmp_path / "t")
     assert [call.members for call in model.calls][1:] != []
-    assert all(traces.names(number) == WHOLE for number in (1, 2, 3))
+    assert all(traces.names(number) == ALL_STAMPS for number in (1, 2, 3))
     at = [{stamp["name"]: stamp["ns"] for stamp in traces.stamps(number)} for number in (1, 2, 3)]
     # The next batch may begin while the loop still makes answers of the first one's outputs.
     assert all(stamps["COMPUTE_START"] >= at[0]["COMPUTE_OUTPUT_START"] for stamps in at[1:])
@@ -94,7 +94,7 @@ async def test_requests_that_fail(tmp_path: Path) -> None:
         assert (await client.post("/v2/models/fails/infer", {"inputs": 7}))[0] == 400
     traces = Traces(tmp_path / "t")
     assert traces.models == ["fails", "fails"]
-    assert traces.names(1) == WHOLE
+    assert traces.names(1) == ALL_STAMPS
     assert traces.names(2) == ["REQUEST_START", "REQUEST_END"], "no model has begun with it"
 
 
@@ -107,7 +107,7 @@ async def test_a_client_that_leaves(tmp_path: Path) -> None:
         await until(lambda: not any(endpoint.in_flight for endpoint in client.server.telemetry.endpoints()))
         model.gate.set()
     traces = Traces(tmp_path / "t")
-    assert traces.names(1) == WHOLE
+    assert traces.names(1) == ALL_STAMPS
 
 
 async def test_the_answers_of_a_stream(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ async def test_calls_of_models_have_parents(tmp_path: Path, on_loop: bool) -> No
     for head in traces.heads:
         parent = by_id[head["parent_id"]]["model_name"] if "parent_id" in head else None
         assert parent == {"twice": "outer", "outer": "outermost", "outermost": None}[head["model_name"]]
-        assert traces.names(head["id"]) == WHOLE
+        assert traces.names(head["id"]) == ALL_STAMPS
 
 
 async def test_a_trace_tells_of_so_many_calls_at_most(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ class Server:
             if endpoint.inference
         }
 
-    async def counted(self) -> Counter[Key]:
+    async def call_counts(self) -> Counter[Key]:
         """How many calls of each kind."""
         return Counter({key: stats.latency.count for key, stats in (await self.settled()).items()})
 

@@ -301,4 +301,4 @@ async def over_http2(here: Live, request: Request, left: Left | None) -> None:
             answer.cancel()
             await asyncio.wait([answer])
             await client.send(frames.rst_stream(1, frames.ErrorCode.CANCEL))
-            await client.is_heard()
+            await client.wait_until_processed()

@@ -112,7 +112,7 @@ def is_over_aio(node_id: str) -> bool:
     return _MARKED.search(node_id) is not None
 
 
-def goes_over_both(node_id: str) -> bool:
+def runs_over_both(node_id: str) -> bool:
     """Whether the transport is in play in a test, named without parameters, that does not choose one itself."""
     file = node_id.partition("::")[0]
     return any(fnmatch(file, pattern) for pattern in OVER_AIO) and not any(
@@ -136,7 +136,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make a test twice where the transport is in play, unless one was chosen."""
-    if VARIABLE not in os.environ and goes_over_both(metafunc.definition.nodeid):
+    if VARIABLE not in os.environ and runs_over_both(metafunc.definition.nodeid):
         metafunc.fixturenames.append(_MARK)
         metafunc.parametrize(_MARK, [False, True], ids=[pytest.HIDDEN_PARAM, _MARK])
 

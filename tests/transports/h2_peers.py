@@ -45,7 +45,7 @@ class Rows:
         """How often `Echo` ran, by what it was sent."""
         self.made = 0
         """Answers of `Large`."""
-        self.counted = 0
+        self.call_count = 0
         """Answers that `Count` was asked for."""
         self.stubborn_calls = 0
         """Those of `Stubborn` that have begun, which no cancellation ends."""
@@ -89,7 +89,7 @@ class Rows:
     async def count(self, data: Any, _: Call) -> AsyncIterator[bytes]:
         try:
             for _number in range(1000):
-                self.counted += 1
+                self.call_count += 1
                 yield bytes(data)
         finally:
             self.cancelled.set()
@@ -228,7 +228,7 @@ class Client:
                 return got
         raise AssertionError(f"the connection ended without a frame of the kinds {kinds}")
 
-    async def is_heard(self) -> None:
+    async def wait_until_processed(self) -> None:
         """Wait until the other side has read everything that was sent; frames that come meanwhile are lost."""
         await self.send(frames.ping(bytes(8)))
         while not (await self.next(frames.PING)).flags & frames.ACK:

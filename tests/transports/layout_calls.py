@@ -161,7 +161,7 @@ class Client:
         """How the call ends."""
         return nameless(await seen(self.call(protocol, model, x, *outputs)))
 
-    def counted(self) -> dict[Any, Any]:
+    def call_counts(self) -> dict[Any, Any]:
         """All that is counted, but for times and what the requests take."""
         calls = {
             (endpoint.protocol, endpoint.method, kind): (
@@ -216,7 +216,7 @@ async def alike(
             client.suffix = suffix
             result = await calls(client)
             await client.served.is_idle()
-            results.append((result, client.counted()))
+            results.append((result, client.call_counts()))
     expected, *others = results
     for found in others:
         assert found == expected

@@ -67,8 +67,8 @@ async def test_a_connection_has_as_many_streams_as_over_h2() -> None:
     async with opened("aio") as (_, port):
         client = Client(*await asyncio.open_connection("127.0.0.1", port))
         await client.send(greeting())
-        told = (await client.next(frames.SETTINGS)).payload
-        assert frames.Setting.MAX_CONCURRENT_STREAMS.to_bytes(2) + DEFAULTS.max_streams.to_bytes(4) in told
+        settings = (await client.next(frames.SETTINGS)).payload
+        assert frames.Setting.MAX_CONCURRENT_STREAMS.to_bytes(2) + DEFAULTS.max_streams.to_bytes(4) in settings
         await client.close()
 
 

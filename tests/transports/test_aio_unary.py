@@ -84,8 +84,8 @@ async def test_a_cancellation_in_the_same_turn(error: Internal | None, first: st
         inference.end(error)
     with pytest.raises(asyncio.CancelledError):
         await task
-    counted = [kind.code for _, kind, stats in telemetry.calls() for _ in range(stats.latency.count)]
+    counted_codes = [kind.code for _, kind, stats in telemetry.calls() for _ in range(stats.latency.count)]
     expected = Code.OK if error is None else Code.INTERNAL
-    assert counted == [Code.CANCELLED if first == "alone" else expected]
+    assert counted_codes == [Code.CANCELLED if first == "alone" else expected]
     assert [endpoint.in_flight for endpoint in telemetry.endpoints()] == [0]
     assert context.refused is None

@@ -57,7 +57,7 @@ async def test_a_client_leaves(transport: str, protocol: str) -> None:
 async def test_a_deadline_passes(transport: str, wait: str) -> None:
     async with holding(transport, "kserve") as (client, model, call):
 
-        def is_there() -> bool:
+        def has_begun() -> bool:
             return len(model.calls) == 5 if wait == "running" else queue_depth() == 1
 
         queue_depth = client.served.server.dataplane.queue_depth
@@ -72,8 +72,8 @@ async def test_a_deadline_passes(transport: str, wait: str) -> None:
         for later in ever_later(0.5):
             late = client.call("kserve", "held", array(0), timeout=later)
             end = asyncio.ensure_future(seen(late, with_details=False))
-            await until(lambda: is_there() or end.done())  # noqa: B023 - it is not called later
-            begun_in_time = is_there()
+            await until(lambda: has_begun() or end.done())  # noqa: B023 - it is not called later
+            begun_in_time = has_begun()
             assert (await end).code == "DEADLINE_EXCEEDED"
             await until(lambda: client.served.leases()["held"] == (wait == "waiting"))
             if begun_in_time:

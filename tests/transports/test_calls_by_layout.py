@@ -194,10 +194,10 @@ async def test_requests_of_a_stream(transport: str, model: str) -> None:
     async with served(transport, {model: MODELS[model]()}) as client:
         ordinary, quick = Stream(client), Stream(client)
         expected = await ordinary.ask(*[named(request, str(at)) for at, request in enumerate(requests)])
-        counts = client.counted()["calls"]
+        counts = client.call_counts()["calls"]
         found = await quick.ask(*requests)
         assert [await ordinary.end(), await quick.end()] == ["OK", "OK"]
-        twice = client.counted()["calls"]
+        twice = client.call_counts()["calls"]
         await client.served.is_idle()
     without = [text.replace("[request id: <id_unknown>] ", "") for text in found]
     assert without == [re.sub(r"\[request id: \d+\] ", "", text) for text in expected]

@@ -46,7 +46,7 @@ async def test_kserve_grpc(server: Server) -> None:
     odd.outputs.add(name="nothing")
     with pytest.raises(grpc.aio.AioRpcError):
         await server.live.infer(odd.SerializeToString())
-    assert await server.counted() == {
+    assert await server.call_counts() == {
         kserve("echo", 1, "OK"): 1,
         kserve("nobody", 0, "NOT_FOUND"): 1,
         kserve("echo", 1, "INTERNAL"): 1,
@@ -63,7 +63,7 @@ async def test_kserve_rest(server: Server) -> None:
         "/v2/models/echo/infer", data=gzip.compress(b"{}")[:-9], headers={"Content-Encoding": "gzip"}
     )
     await server.post("/v2/models/echo/infer", data=b"{}", headers={"Content-Encoding": "br"})
-    assert await server.counted() == {
+    assert await server.call_counts() == {
         kserve_rest("echo", 1, "OK"): 1,
         kserve_rest("nobody", 0, "NOT_FOUND"): 1,
         kserve_rest("echo", 0, "INVALID_ARGUMENT"): 2,
@@ -135,14 +135,14 @@ async def test_deadlines_and_full_queues(server: Server) -> None:
     codes = ["OK", refused.value.code().name]
     # A call that was read late is left, by its client's clock, before the server's says so.
     late_codes = [[*codes, code] for code in ("DEADLINE_EXCEEDED", "CANCELLED")]
-    assert await server.counted() in [{kserve("waits", 1, code): 1 for code in ended} for ended in late_codes]
+    assert await server.call_counts() in [{kserve("waits", 1, code): 1 for code in codes} for codes in late_codes]
 
 
 async def test_a_rest_call_that_takes_too_long() -> None:
     async with serving(rest_timeout=2) as server:
         status, _ = await server.post("/v2/models/waits/infer", BODY)
         assert status == 504
-        assert await server.counted() == {kserve_rest("waits", 1, "DEADLINE_EXCEEDED"): 1}
+        assert await server.call_counts() == {kserve_rest("waits", 1, "DEADLINE_EXCEEDED"): 1}
 
 
 async def test_refused_calls_are_counted_with_their_method() -> None:
@@ -166,7 +166,7 @@ async def test_calls_that_the_servers_end_cuts_short(server: Server) -> None:
     await server.until_started()
     await server.live.server.stop()
     assert (await posted)[0] == 503
-    assert await server.counted() == {kserve_rest("waits", 1, "UNAVAILABLE"): 1}
+    assert await server.call_counts() == {kserve_rest("waits", 1, "UNAVAILABLE"): 1}
 
 
 async def test_a_stream_of_requests(server: Server) -> None:
@@ -209,7 +209,7 @@ async def test_a_grps_stream_that_the_client_leaves(server: Server) -> None:
         await call.read()
         call.cancel()
     key = ("grps", "GRPC", "PredictStreaming", "counts", 1, "CANCELLED")
-    assert await server.counted() == {key: 5}
+    assert await server.call_counts() == {key: 5}
 
 
 async def test_tensorflow_serving(server: Server) -> None:
@@ -221,9 +221,9 @@ async def test_tensorflow_serving(server: Server) -> None:
     await server.post("/v1/projects/p/models/echo:predict", {"instances": [1.0]})
     await server.post("/v1/projects/p/models/nobody:predict", {"instances": [1.0]})
     await server.post("/v1/projects/p/models/echo:predict", data=b"{")
-    counted = await server.counted()
+    counts = await server.call_counts()
     platform = "projects.predict"
-    assert counted == {
+    assert counts == {
         ("tfserving", "REST", "predict", "echo", 1, "OK"): 1,
         # The signature says how JSON is to be read, so these found no version.
         ("tfserving", "REST", "predict", "echo", 0, "INVALID_ARGUMENT"): 3,

@@ -209,9 +209,9 @@ def der(certificate: bytes) -> bytes:
 def test_bytes_that_are_no_certificate_have_no_names(authorities: Authorities, data: st.DataObject) -> None:
     """They cannot come from a handshake; should they, it is no server error."""
     certificate, _ = authorities.clients[list(CASES).index("of all kinds")] or (b"", b"")
-    whole = der(certificate)
-    assert len(certificate_names(whole)) == 7
-    size = data.draw(st.integers(0, len(whole) - 1))
-    assert certificate_names(whole[:size]) == ()
-    assert certificate_names(whole[:size] + b"\x80" * (len(whole) - size)) in [(), EXPECTED[3]]
-    assert isinstance(certificate_names(whole[:size] + data.draw(st.binary())), tuple)
+    encoded = der(certificate)
+    assert len(certificate_names(encoded)) == 7
+    size = data.draw(st.integers(0, len(encoded) - 1))
+    assert certificate_names(encoded[:size]) == ()
+    assert certificate_names(encoded[:size] + b"\x80" * (len(encoded) - size)) in [(), EXPECTED[3]]
+    assert isinstance(certificate_names(encoded[:size] + data.draw(st.binary())), tuple)

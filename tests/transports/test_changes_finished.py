@@ -115,9 +115,9 @@ async def test_a_load_whose_client_disconnects_is_finished_and_counted_as_it_end
         here.gate.set()
         assert await here.outcome() == "OK"
         assert here.server.dataplane.model_ready(EVERYTHING, "twice")
-        counted = [line for line in (await here.get("/metrics")).splitlines() if here.row in line]
-        assert {line.partition("{")[0] for line in counted} >= {"triglot_requests_total"}
-        assert all('code="OK"' in line for line in counted if "code=" in line)
+        count_lines = [line for line in (await here.get("/metrics")).splitlines() if here.row in line]
+        assert {line.partition("{")[0] for line in count_lines} >= {"triglot_requests_total"}
+        assert all('code="OK"' in line for line in count_lines if "code=" in line)
     [line] = [record.getMessage() for record in caplog.records if here.row in record.getMessage()]
     assert "code=OK" in line
 

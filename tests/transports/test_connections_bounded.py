@@ -184,18 +184,18 @@ async def test_an_old_connection_ends_without_a_failed_call(transport: str) -> N
         old = await connected(port)
         echo = channel.unary_unary("/t.T/Echo")
         sent = Counter[bytes]()
-        ended = asyncio.create_task(old.next(frames.GOAWAY))
+        goaway = asyncio.create_task(old.next(frames.GOAWAY))
         # Until one connection has become old, and as long again.
         for _ in range(2):
-            while not ended.done():
+            while not goaway.done():
                 texts = [b"%d" % number for number in range(len(sent), len(sent) + 8)]
                 sent.update(texts)
                 assert await asyncio.gather(*(echo(text, timeout=SECONDS) for text in texts)) == texts
-            assert (await ended).code is frames.ErrorCode.NO_ERROR
+            assert (await goaway).code is frames.ErrorCode.NO_ERROR
             await old.close()
             old = await connected(port)
-            ended = asyncio.create_task(old.next(frames.GOAWAY))
-        assert (await ended).code is frames.ErrorCode.NO_ERROR
+            goaway = asyncio.create_task(old.next(frames.GOAWAY))
+        assert (await goaway).code is frames.ErrorCode.NO_ERROR
         await old.close()
         assert rows.echoed == sent
 

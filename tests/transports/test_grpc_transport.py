@@ -27,11 +27,11 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_missing_library_is_told_before_models_are_loaded() -> None:
-    ended = run("--grpc-port", "0", "--rest-port", "0", "--event-loop", "uvloop")
-    assert ended.returncode == 2
-    assert "event_loop uvloop: it is not installed; run: pip install uvloop" in ended.stderr
-    assert "Traceback" not in ended.stderr
-    assert "loaded" not in ended.stderr
+    completed = run("--grpc-port", "0", "--rest-port", "0", "--event-loop", "uvloop")
+    assert completed.returncode == 2
+    assert "event_loop uvloop: it is not installed; run: pip install uvloop" in completed.stderr
+    assert "Traceback" not in completed.stderr
+    assert "loaded" not in completed.stderr
 
 
 @pytest.mark.parametrize(

@@ -39,8 +39,8 @@ def test_what_is_allowed_says_nothing_more() -> None:
     (reset,) = server.feed(frame(frames.RST_STREAM, 0, 1, b"\0\0\0\xff"))
     assert isinstance(reset, StreamReset)
     assert (reset.code, reset.by_us) == (0xFF, False)
-    (gone,) = server.feed(frame(frames.GOAWAY, 0, 0, bytes(4) + b"\0\0\0\xff" + b"why"))
-    assert gone == GoneAway(0xFF, "why")
+    (event,) = server.feed(frame(frames.GOAWAY, 0, 0, bytes(4) + b"\0\0\0\xff" + b"why"))
+    assert event == GoneAway(0xFF, "why")
     # No answer to an answer, and the same bytes to a question.
     server.feed(frames.ping(b"12345678", ack=True) + frames.ping(b"abcdefgh"))
     assert server.out.take() == [frames.ping(b"abcdefgh", ack=True)]
@@ -106,9 +106,9 @@ def test_whole_requests_keep_to_the_connections_window() -> None:
     assert sum(isinstance(event, WholeRequest) for event in events) == 30
     server.feed(frame(frames.HEADERS, frames.END_HEADERS, 61, BLOCK) + data(61, bytes(20_000), end=False))
     assert not server.over
-    (*_, ended) = server.feed(request(63, bytes(50_000)))
-    assert isinstance(ended, ConnectionEnded)
-    assert ended.code is ErrorCode.FLOW_CONTROL_ERROR
+    (*_, end) = server.feed(request(63, bytes(50_000)))
+    assert isinstance(end, ConnectionEnded)
+    assert end.code is ErrorCode.FLOW_CONTROL_ERROR
 
 
 @pytest.mark.parametrize("narrow", ["stream", "connection", "socket"])
@@ -269,9 +269,9 @@ def test_streams_that_are_reset_together_with_their_requests_are_refused_first()
     assert len(server.feed(b"".join(rapid[30:]))) == 20
     assert not server.over
     server = connection(max_reset_running=10, abuse_budget=20.0, abuse_budget_per_second=0.0)
-    (*_, ended) = server.feed(greeting() + b"".join(rapid[:30]))
-    assert isinstance(ended, ConnectionEnded)
-    assert ended.code is ErrorCode.ENHANCE_YOUR_CALM
+    (*_, end) = server.feed(greeting() + b"".join(rapid[:30]))
+    assert isinstance(end, ConnectionEnded)
+    assert end.code is ErrorCode.ENHANCE_YOUR_CALM
 
 
 def test_handlers_that_run_on_count_as_streams() -> None:

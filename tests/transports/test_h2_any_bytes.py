@@ -60,9 +60,9 @@ def comparable(events: list[Any]) -> list[Any]:
 
 @given(st.lists(ANY_FRAME | GOOD_FRAME, max_size=20), st.lists(st.integers(1, 30), min_size=1, max_size=5))
 def test_any_cutting_is_the_same(parts: list[bytes], sizes: list[int]) -> None:
-    whole, cut = connection(), connection()
+    uncut, cut = connection(), connection()
     stream = greeting() + b"".join(parts)
-    expected = act(whole, whole.feed(stream))
+    expected = act(uncut, uncut.feed(stream))
     events: list[Any] = []
     at = turn = 0
     while at < len(stream):
@@ -71,5 +71,5 @@ def test_any_cutting_is_the_same(parts: list[bytes], sizes: list[int]) -> None:
         at += size
         turn += 1
     assert comparable(act(cut, events)) == comparable(expected)
-    assert cut.streams.keys() == whole.streams.keys()
-    assert cut.over == whole.over
+    assert cut.streams.keys() == uncut.streams.keys()
+    assert cut.over == uncut.over

@@ -25,7 +25,7 @@ async def test_a_large_request_behind_a_small_one_that_waits() -> None:
         client = await greeted(here)
         part = message(bytes(MAX_UNREAD_BYTES + 1), size=2 * MAX_UNREAD_BYTES)
         await client.send(client.headers(1, "Both"), data(1, message(b"small"), end=False))
-        await client.is_heard()
+        await client.wait_until_processed()
         for at in range(0, len(part), 16_000):
             await client.send(data(1, part[at : at + 16_000], end=False))
         refused = await client.status(1)
@@ -61,7 +61,7 @@ async def test_calls_of_a_client_that_does_not_read() -> None:
     async with served(Limits(max_unsent=4 * MIB)) as here:
         client = await greeted(here, initial_window_size=frames.LARGEST_WINDOW)
         await client.send(frames.window_update(0, frames.LARGEST_WINDOW - 65_535))
-        await client.is_heard()
+        await client.wait_until_processed()
         transport: Any = client.writer.transport
         transport.pause_reading()
         numbers = range(1, 2 * count, 2)

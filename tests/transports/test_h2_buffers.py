@@ -126,11 +126,11 @@ def test_a_pool_that_rests_keeps_nothing() -> None:
 
 def test_the_end_is_aligned() -> None:
     pool = BufferPool()
-    for whole in (100_000, 100_001, 163_840 + 13):
-        for size in (whole, whole - 1000):
-            room, kept = pool.take(size, whole)
+    for sent in (100_000, 100_001, 163_840 + 13):
+        for size in (sent, sent - 1000):
+            room, kept = pool.take(size, sent)
             assert len(room) == len(kept) == size
-            assert (address(room) + whole) % ALIGNMENT == 0
+            assert (address(room) + sent) % ALIGNMENT == 0
             assert kept.readonly
             del room, kept
 
@@ -244,12 +244,12 @@ def test_what_is_read_after_a_reset_goes_nowhere() -> None:
     """A socket that has nothing after all asks for the buffer again; its stream may be over by then."""
     receiver = Receiver()
     receiver.feed(greeting() + receiver.begin(1), SIZE)
-    whole = frame(frames.DATA, 0, 1, message(bytes(READ_BYTES + 2 * DIRECT_BYTES)))
-    receiver.feed(whole[:READ_BYTES], READ_BYTES)
+    sent = frame(frames.DATA, 0, 1, message(bytes(READ_BYTES + 2 * DIRECT_BYTES)))
+    receiver.feed(sent[:READ_BYTES], READ_BYTES)
     server = receiver.connection
     assert READ_BYTES < len(server.get_buffer()) < BULK_BYTES  # The message's own memory.
     server.reset(1, frames.ErrorCode.CANCEL)
-    receiver.feed(whole[READ_BYTES:] + frames.ping(bytes(8)), READ_BYTES)
+    receiver.feed(sent[READ_BYTES:] + frames.ping(bytes(8)), READ_BYTES)
     assert server.out.take()[-1] == frames.ping(bytes(8), ack=True)
     assert not server.over
 

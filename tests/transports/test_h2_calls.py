@@ -272,10 +272,10 @@ async def test_refused_streams_end_in_any_way() -> None:
         await client.send(client.headers(7, "Echo"), data(7, message(b"")))
         assert (await client.status(7))["grpc-status"] == "0"
         await client.send(*(client.headers(number, "/no/such") for number in range(9, 409, 2)))
-        ended = 0
-        while ended < 200:
+        answered = 0
+        while answered < 200:
             got = await client.next(frames.HEADERS)
-            ended += client.fields(got.payload)["grpc-status"] == "12"
+            answered += client.fields(got.payload)["grpc-status"] == "12"
         await client.send(client.headers(409, "/no/such"))
         await client.close()
 
@@ -341,12 +341,12 @@ async def test_a_slow_reader_holds_the_generator() -> None:
         await client.next(frames.DATA)
         await client.send(frames.ping(bytes(8)))
         await client.next(frames.PING)
-        assert here.rows.counted == 2  # One has left, one waits.
+        assert here.rows.call_count == 2  # One has left, one waits.
         await client.send(frames.window_update(1, 100))
         assert len((await client.next(frames.DATA)).payload) == 100
         await client.send(frames.ping(bytes(8)))
         await client.next(frames.PING)
-        assert here.rows.counted == 3
+        assert here.rows.call_count == 3
         await client.close()
 
 

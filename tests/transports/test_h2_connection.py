@@ -60,9 +60,9 @@ class Pair:
         self.bodies: dict[int, bytes] = {}
         self.asked: dict[int, RpcHead] = {}
         self.answers: dict[int, bytes] = {}
-        self.ended: dict[int, dict[str, str]] = {}
+        self.trailers: dict[int, dict[str, str]] = {}
         self.drained: list[int] = []
-        self.whole = 0
+        self.complete_requests = 0
         """Requests that came at once."""
         self._sizes = sizes or [1 << 20]
         self._at = 0
@@ -100,7 +100,7 @@ class Pair:
         elif isinstance(event, WholeRequest):
             self.asked[event.stream] = event.headers
             self.bodies[event.stream] = event.body
-            self.whole += 1
+            self.complete_requests += 1
             self._answer(event.stream)
         elif isinstance(event, Drained):
             self.drained.append(event.stream)
@@ -118,7 +118,7 @@ class Pair:
                 self.client.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
         elif isinstance(event, h2.events.TrailersReceived):
             headers: Any = event.headers
-            self.ended[event.stream_id] = dict(headers)
+            self.trailers[event.stream_id] = dict(headers)
         elif isinstance(event, h2.events.ConnectionTerminated | h2.events.StreamReset):
             raise AssertionError(event)
 
@@ -148,7 +148,7 @@ def test_bodies_come_and_go(bodies: list[bytes], sizes: list[int], padding: int)
     pair.run()
     assert pair.bodies == streams
     assert {stream: pair.answers.get(stream, b"") for stream in streams} == streams
-    assert pair.ended == {stream: {"grpc-status": "0"} for stream in streams}
+    assert pair.trailers == {stream: {"grpc-status": "0"} for stream in streams}
     assert pair.server.streams == {}
     assert all(head.path == "/a.B/C" for head in pair.asked.values())
 
@@ -174,7 +174,7 @@ def test_requests_that_are_there_as_a_whole(
     for stream in sorted(streams) if heads_first else ():  # As nghttp2 sends requests that are made together.
         send_body(pair.client, stream, streams[stream], frames_each)
     pair.run()
-    assert sizes or pair.whole == (len(bodies) if frames_each == 1 else 0)
+    assert sizes or pair.complete_requests == (len(bodies) if frames_each == 1 else 0)
     assert pair.bodies == streams
     assert {stream: pair.answers.get(stream, b"") for stream in streams} == streams
     assert pair.server.streams == {}

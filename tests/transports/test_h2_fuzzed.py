@@ -58,8 +58,8 @@ async def converse(chosen: random.Random, client: Client) -> None:
 @pytest.mark.parametrize("seed", range(8))
 async def test_anything_in_any_order(seed: int) -> None:
     chosen = random.Random(seed)
-    told: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    unhandled: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
     async with served(max_message_size=200_000) as here, here.channel() as channel:
         here.rows.gate.set()
         assert await channel.unary_unary("/t.T/Echo")(b"1", timeout=SECONDS) == b"1"
@@ -73,4 +73,4 @@ async def test_anything_in_any_order(seed: int) -> None:
         assert here.server.connections == kept
         assert here.server.open_calls == here.server.request_bytes.held == 0
         await until(lambda: asyncio.all_tasks() <= tasks)
-    assert told == []
+    assert unhandled == []

@@ -22,30 +22,30 @@ async def test_only_the_hostile_connection_ends(name: str, caplog: pytest.LogCap
     code, made = ATTACKS[name]
     limits = Limits(connection_window=1_000_000, stream_window=2_000_000, linger=SECONDS)
     async with served(limits) as here, here.channel() as channel:
-        ended = asyncio.Event()
-        others = asyncio.create_task(calling(channel, ended))
+        finished = asyncio.Event()
+        others = asyncio.create_task(calling(channel, finished))
         hostile = await here.client()
         await hostile.greet()
         sending = asyncio.create_task(hostile.send(made(hostile)))
         last = [got for got in await hostile.rest() if got.kind == frames.GOAWAY]
         await asyncio.wait_for(sending, SECONDS)
         assert [got.code for got in last] == [code]
-        ended.set()
+        finished.set()
         assert await asyncio.wait_for(others, SECONDS) > 1
         await hostile.close()
         assert here.server.open_calls == 0
         assert here.server.request_bytes.held == 0
-        if gone := [connection.closed for connection in here.server.connections if connection.connection.over]:
-            await asyncio.wait(gone, timeout=SECONDS)
+        if closing := [connection.closed for connection in here.server.connections if connection.connection.over]:
+            await asyncio.wait(closing, timeout=SECONDS)
         assert here.server.unsent == 0
     assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
 
 
-async def calling(channel: grpc.aio.Channel, ended: asyncio.Event) -> int:
+async def calling(channel: grpc.aio.Channel, finished: asyncio.Event) -> int:
     """Calls one after the other until then, and one more; how many were answered, each of them."""
     echo = channel.unary_unary("/t.T/Echo")
     for number in itertools.count(1):
-        over = ended.is_set()
+        over = finished.is_set()
         body = str(number).encode()
         assert await echo(body, timeout=SECONDS) == body
         if over:
@@ -58,15 +58,15 @@ async def test_who_does_not_greet_is_let_go(first_bytes: bytes) -> None:
     async with served() as here, here.channel() as channel:
         assert await channel.unary_unary("/t.T/Echo")(b"0", timeout=SECONDS) == b"0"
         here.server.limits = Limits(settings_timeout=0.2)  # For those who come from now on.
-        ended = asyncio.Event()
-        others = asyncio.create_task(calling(channel, ended))
+        finished = asyncio.Event()
+        others = asyncio.create_task(calling(channel, finished))
         client = await here.client()
         await client.send(first_bytes)
         assert [got.code for got in await client.rest() if got.kind == frames.GOAWAY] == [
             ErrorCode.SETTINGS_TIMEOUT
         ]
         await client.close()
-        ended.set()
+        finished.set()
         assert await asyncio.wait_for(others, SECONDS) > 1
 
 
@@ -103,7 +103,7 @@ async def test_who_reads_nothing_holds_the_stream_and_is_let_go() -> None:
         slow.writer.transport.pause_reading()  # type: ignore[attr-defined]  # It is a socket's.
         await slow.send(slow.headers(1, "Count"), data(1, message(bytes(1_000_000))))
         await asyncio.wait_for(here.rows.cancelled.wait(), SECONDS)
-        assert here.rows.counted < 100
+        assert here.rows.call_count < 100
         assert await channel.unary_unary("/t.T/Echo")(b"1", timeout=SECONDS) == b"1"
         await asyncio.wait_for(connection.closed, SECONDS)
         assert connection not in here.server.connections
@@ -151,9 +151,9 @@ async def test_answers_that_no_window_takes_are_given_up() -> None:
         for stream in range(1, 7, 2):
             await client.send(client.headers(stream, "Echo"), data(stream, body))
         assert await channel.unary_unary("/t.T/Echo")(b"1", timeout=SECONDS) == b"1"
-        ended = [await client.next(frames.RST_STREAM) for _ in range(3)]
-        assert [got.stream for got in ended] == [1, 3, 5]
-        assert {got.code for got in ended} == {ErrorCode.ENHANCE_YOUR_CALM}
+        resets = [await client.next(frames.RST_STREAM) for _ in range(3)]
+        assert [got.stream for got in resets] == [1, 3, 5]
+        assert {got.code for got in resets} == {ErrorCode.ENHANCE_YOUR_CALM}
         assert here.server.unsent == 0
         await client.close()
         assert await channel.unary_unary("/t.T/Echo")(b"2", timeout=SECONDS) == b"2"
@@ -229,9 +229,9 @@ async def test_handlers_that_run_on_after_a_reset_are_bounded() -> None:
         client = await greeted(here)
         for at in range(1, 61, 2):
             await client.send(client.headers(at, "Stubborn") + data(at, message(b"1")))
-            await client.is_heard()
+            await client.wait_until_processed()
             await client.send(frames.rst_stream(at, ErrorCode.CANCEL))
-            await client.is_heard()
+            await client.wait_until_processed()
         assert here.rows.stubborn_calls == 10
         await client.send(client.headers(61, "Echo") + data(61, message(b"2")))
         refused = await client.next(frames.RST_STREAM)

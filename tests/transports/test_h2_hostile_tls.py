@@ -60,8 +60,8 @@ async def attack(name: str, authority: Authority) -> None:
         assert last == [code]
         await echoes(channel)
         await hostile.close()
-        if gone := [connection.closed for connection in here.server.connections - {kept}]:
-            await asyncio.wait(gone, timeout=SECONDS)
+        if closing := [connection.closed for connection in here.server.connections - {kept}]:
+            await asyncio.wait(closing, timeout=SECONDS)
         assert here.server.connections == {kept}
         assert here.server.open_calls == here.server.request_bytes.held == here.server.unsent == 0
 
@@ -101,7 +101,7 @@ async def test_who_reads_nothing_holds_the_stream_and_is_let_go(authority: Autho
         slow.writer.transport.pause_reading()  # type: ignore[attr-defined]  # It is a socket's.
         await slow.send(slow.headers(1, "Count"), data(1, message(bytes(1_000_000))))
         await asyncio.wait_for(here.rows.cancelled.wait(), SECONDS)
-        assert here.rows.counted < 100
+        assert here.rows.call_count < 100
         await echoes(channel)
         await asyncio.wait_for(connection.closed, SECONDS)
         slow.writer.transport.abort()

@@ -125,7 +125,7 @@ def test_of_too_many_fields_only_the_size_is_kept(block: bytes, in_parts: bool) 
 
 @given(blocks, st.lists(st.integers(1, 50), min_size=1))
 def test_a_block_in_parts_is_read_as_in_one(made: Any, sizes: list[int]) -> None:
-    encoder, whole, other = hpack.Encoder(), Decoder(), Decoder()
+    encoder, at_once, other = hpack.Encoder(), Decoder(), Decoder()
     for several, is_coded, _ in made:
         block = encoder.encode([(name, value) for name, value, _ in several], huffman=is_coded)
         parts, at = BlockParts(other), 0
@@ -134,16 +134,16 @@ def test_a_block_in_parts_is_read_as_in_one(made: Any, sizes: list[int]) -> None
             at += size
             if at >= len(block):
                 break
-        assert pairs_of(parts.end()) == pairs_of(decoded(whole, block))
+        assert pairs_of(parts.end()) == pairs_of(decoded(at_once, block))
 
 
 @given(st.lists(st.binary(max_size=60) | st.lists(pieces, max_size=6).map(b"".join), max_size=4))
 def test_any_bytes_in_parts_are_read_as_in_one(made: list[bytes]) -> None:
-    whole, other = Decoder(), Decoder()
+    at_once, other = Decoder(), Decoder()
     for block in made:
         parts = BlockParts(other)
         try:
-            expected = pairs_of(decoded(whole, block))
+            expected = pairs_of(decoded(at_once, block))
         except HpackError:
             with pytest.raises(HpackError):
                 _add_bytes(parts, block)

@@ -72,9 +72,9 @@ class Plain:
             room = frames.window_update(0, LARGEST - frames.DEFAULT_WINDOW)
             self._room = {0: frames.DEFAULT_WINDOW, 1: 0}
             self._socket.sendall(settings + room + head)
-            self._ended = False
+            self._has_ended = False
             self._send(memoryview(self.body))
-            while not self._ended:
+            while not self._has_ended:
                 self._read()
 
     def _send(self, body: memoryview) -> None:
@@ -107,7 +107,7 @@ class Plain:
         elif kind == frames.SETTINGS and not flags:
             settings = dict(frames.read_settings(memoryview(payload)))
             self._room[1] += settings[Setting.INITIAL_WINDOW_SIZE]
-        self._ended = bool(kind == frames.HEADERS and flags & frames.END_STREAM)
+        self._has_ended = bool(kind == frames.HEADERS and flags & frames.END_STREAM)
 
     def _exactly(self, into: bytearray | memoryview) -> bytearray | memoryview:
         at = 0

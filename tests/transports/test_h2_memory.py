@@ -81,7 +81,7 @@ async def test_open_calls_are_bounded_in_all() -> None:
         large = ("a", "x" * (MAX_HEADER_BYTES // 2))
         numbers = range(1, 101, 2)
         await client.send(*(client.headers(number, "Held", large) for number in numbers))
-        await client.is_heard()
+        await client.wait_until_processed()
         calls = here.server.open_calls
         assert 2 < calls < 20
         assert most < here.server.open_bytes < 2 * most
@@ -156,7 +156,7 @@ async def test_who_reads_nothing_is_not_read_from() -> None:
     limits = Limits(max_unread=10_000, abuse_budget=1e9)  # Many of its streams are refused, too.
     async with served(limits) as here:
         client = await greeted(here)
-        await client.is_heard()
+        await client.wait_until_processed()
         (connection,) = here.server.connections
         assert isinstance(connection, H2Protocol)
         transport: Any = client.writer.transport
@@ -182,11 +182,11 @@ async def test_who_reads_nothing_is_not_read_from() -> None:
         assert len(connection._buffered) < limits.max_unread + 1_000_000
         enough = True
         transport.resume_reading()
-        ended: set[int] = set()
-        while len(ended) < sent:  # With a status, or refused: more came at once than may be open.
-            ended.add((await client.next(frames.HEADERS, frames.RST_STREAM)).stream)
+        finished: set[int] = set()
+        while len(finished) < sent:  # With a status, or refused: more came at once than may be open.
+            finished.add((await client.next(frames.HEADERS, frames.RST_STREAM)).stream)
         await asyncio.wait_for(sending, SECONDS)
-        await client.is_heard()
+        await client.wait_until_processed()
         assert not connection.reading_paused
         await client.close()
 
@@ -196,7 +196,7 @@ async def test_many_small_requests_of_a_stream_count_as_what_they_take() -> None
     async with served(max_total_queue_bytes=2 * SMALL_HELD_BYTES, max_queue_bytes=0) as here:
         client = await greeted(here)
         await client.send(client.headers(1, "Both"), frame(frames.DATA, 0, 1, message(b"ab") * 100))
-        await client.is_heard()
+        await client.wait_until_processed()
         assert 100 * 60 < here.server.request_bytes.held < 100 * 80
         await client.send(data(1, message(b"ab") * count, end=False))
         refused = await client.status(1)

@@ -92,16 +92,16 @@ async def test_many_at_a_time_beside_grpc() -> None:
         for stream in range(1, 41, 2):
             await client.send(client.raw_headers(stream, fields("GET", "/v2"), flags))
         await client.send(client.headers(41, "/inference.GRPCInferenceService/ServerLive"), data(41, b"\0" * 5))
-        ended: dict[int, int] = {}
-        while len(ended) < 21:
+        finished: dict[int, int] = {}
+        while len(finished) < 21:
             got = await client.next(frames.HEADERS, frames.DATA)
             if got.kind == frames.HEADERS:
                 fields_of = client.fields(got.payload)
                 assert fields_of.get(":status", "200") == "200"
                 assert fields_of.get("grpc-status", "0") == "0"
             if got.flags & frames.END_STREAM:
-                ended[got.stream] = 1
-        assert set(ended) == set(range(1, 43, 2))
+                finished[got.stream] = 1
+        assert set(finished) == set(range(1, 43, 2))
 
 
 async def test_large_both_ways_through_small_windows() -> None:
@@ -280,7 +280,7 @@ def test_the_fields_of_a_request() -> None:
 
 async def test_handlers_of_rest_that_run_on_after_a_reset_are_bounded() -> None:
     begun: list[str] = []
-    ended: list[str] = []
+    finished: list[str] = []
     gate = asyncio.Event()
 
     async def stubborn(request: HttpRequest) -> None:
@@ -288,7 +288,7 @@ async def test_handlers_of_rest_that_run_on_after_a_reset_are_bounded() -> None:
         while not gate.is_set():
             with suppress(asyncio.CancelledError):
                 await gate.wait()
-        ended.append(request.target)
+        finished.append(request.target)
 
     rest = rest_server(any_path(stubborn))
     config = Config(grpc_port=0, rest_port=-1)
@@ -300,13 +300,13 @@ async def test_handlers_of_rest_that_run_on_after_a_reset_are_bounded() -> None:
                 await client.send(
                     client.raw_headers(at, fields("GET", f"/{at}"), frames.END_HEADERS | frames.END_STREAM)
                 )
-                await client.is_heard()
+                await client.wait_until_processed()
                 await client.send(frames.rst_stream(at, frames.ErrorCode.CANCEL))
-                await client.is_heard()
+                await client.wait_until_processed()
             assert begun == ["/1", "/3", "/5"]
             gate.set()
-            await until(lambda: len(ended) == 3)
-            await client.is_heard()
+            await until(lambda: len(finished) == 3)
+            await client.wait_until_processed()
             await client.send(client.raw_headers(21, fields("GET", "/21"), frames.END_HEADERS | frames.END_STREAM))
             assert (await answer(client, 21))[0][":status"] == "200"
     finally:

@@ -128,16 +128,16 @@ def test_more_than_the_connections_window_in_parts() -> None:
     server = connection(connection_window=70_000, stream_window=100_000)
     server.feed(greeting() + OPEN + data(1, bytes(30_000), end=False))
     assert not server.over
-    (ended,) = server.feed(data(1, bytes(45_000)))
-    assert isinstance(ended, ConnectionEnded)
-    assert ended.code is ErrorCode.FLOW_CONTROL_ERROR
+    (end,) = server.feed(data(1, bytes(45_000)))
+    assert isinstance(end, ConnectionEnded)
+    assert end.code is ErrorCode.FLOW_CONTROL_ERROR
 
 
 @pytest.mark.parametrize("first", [frames.ping(bytes(8)), frame(frames.SETTINGS, frames.ACK, 0), OPEN])
 def test_settings_come_first(first: bytes) -> None:
-    (ended,) = connection().feed(frames.PREFACE + first)
-    assert isinstance(ended, ConnectionEnded)
-    assert ended.code is ErrorCode.PROTOCOL_ERROR
+    (end,) = connection().feed(frames.PREFACE + first)
+    assert isinstance(end, ConnectionEnded)
+    assert end.code is ErrorCode.PROTOCOL_ERROR
 
 
 STREAM_ERRORS = {

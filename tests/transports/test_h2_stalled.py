@@ -37,7 +37,7 @@ class Endless(Model):
 
     def __init__(self) -> None:
         self.running = 0
-        self.ended = 0
+        self.end_count = 0
 
     def infer(self, inputs: Any) -> Iterator[dict[str, Any]]:
         self.running += 1
@@ -46,7 +46,7 @@ class Endless(Model):
                 yield {"y": np.zeros(ANSWER, np.float32)}
         finally:
             self.running -= 1
-            self.ended += 1
+            self.end_count += 1
 
 
 def request() -> bytes:
@@ -99,8 +99,8 @@ async def test_a_stream_whose_window_stays_closed_ends(kind: str) -> None:
         await begin(client, kind)
         await until(lambda: model.running)
         pings = asyncio.create_task(pinging(client))
-        ended = await client.next(frames.RST_STREAM)
-        assert (ended.stream, ended.code) == (1, ErrorCode.ENHANCE_YOUR_CALM)
+        reset = await client.next(frames.RST_STREAM)
+        assert (reset.stream, reset.code) == (1, ErrorCode.ENHANCE_YOUR_CALM)
         await until(lambda: not model.running)
         pings.cancel()
         await asyncio.wait([pings])
@@ -112,8 +112,8 @@ async def test_a_stream_whose_window_stays_closed_ends(kind: str) -> None:
 async def test_a_connection_whose_window_stays_closed() -> None:
     async with stalling() as (here, model), client_of(here, initial_window_size=frames.LARGEST_WINDOW) as client:
         await begin(client, "grpc")
-        ended = await client.next(frames.RST_STREAM)
-        assert (ended.stream, ended.code) == (1, ErrorCode.ENHANCE_YOUR_CALM)
+        reset = await client.next(frames.RST_STREAM)
+        assert (reset.stream, reset.code) == (1, ErrorCode.ENHANCE_YOUR_CALM)
         await until(lambda: not model.running)
 
 

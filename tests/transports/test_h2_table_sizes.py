@@ -109,12 +109,12 @@ def test_a_table_that_is_smaller_for_the_time_of_one_frame() -> None:
     assert begins(receiver) == [True]
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_trailers_that_wait_behind_data_for_a_window(whole: bool) -> None:
+@pytest.mark.parametrize("all_at_once", [True, False])
+def test_trailers_that_wait_behind_data_for_a_window(all_at_once: bool) -> None:
     """They were made before the table became smaller, and leave after it."""
     receiver = connection()
     receiver.feed(greeting(initial_window_size=1) + CLOSED)
-    if whole:
+    if all_at_once:
         receiver.out.respond(1, BLOCK, [b"body"], 4, BLOCK)
     else:
         receiver.out.headers(1, BLOCK)

@@ -98,10 +98,10 @@ def test_what_is_read_does_not_depend_on_how_it_comes(
     requests: list[bytes], wrong: bytes, sizes: list[int]
 ) -> None:
     text = b"".join(requests) + wrong
-    whole = read([text])
+    events = read([text])
     split = read(cut(text, sizes))
-    assert [_without_quotes(event) for event in split] == [_without_quotes(event) for event in whole]
-    assert sum(isinstance(event, RequestEnded) for event in whole) == len(requests)
+    assert [_without_quotes(event) for event in split] == [_without_quotes(event) for event in events]
+    assert sum(isinstance(event, RequestEnded) for event in events) == len(requests)
 
 
 def _without_quotes(event: Event) -> Event:

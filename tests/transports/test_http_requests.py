@@ -44,8 +44,8 @@ class Answer:
     @property
     def text(self) -> str:
         """What a 200 has to say, or why it is none."""
-        told = json.loads(self.body)
-        return str(told["error"]) if "error" in told else ""
+        document = json.loads(self.body)
+        return str(document["error"]) if "error" in document else ""
 
 
 class Wire:
@@ -193,14 +193,14 @@ async def test_a_body_of_just_the_limit_and_one_byte_more(server: Live) -> None:
         assert (await client.ask("POST", PATH, sent, "Transfer-Encoding: chunked", *headers)).status == 200
     async with await wire(server) as client:
         # Its length is enough.
-        told = await client.ask("POST", PATH, b"", sized(exact + b" "), *headers)
-        assert told.status == 413
-        assert told.text.startswith(refusal)
+        answer = await client.ask("POST", PATH, b"", sized(exact + b" "), *headers)
+        assert answer.status == 413
+        assert answer.text.startswith(refusal)
     async with await wire(server) as client:
         sent = chunked(exact + b" ", 50_000)
-        told = await client.ask("POST", PATH, sent, "Transfer-Encoding: chunked", *headers)
-        assert told.status == 413
-        assert told.text.startswith(refusal)
+        answer = await client.ask("POST", PATH, sent, "Transfer-Encoding: chunked", *headers)
+        assert answer.status == 413
+        assert answer.text.startswith(refusal)
 
 
 @pytest.mark.parametrize(("path", "limit", "advised"), [(PATH, LIMIT, True), ("/v2/logging", 1024 * 1024, False)])
@@ -208,10 +208,10 @@ async def test_the_option_is_named_where_it_is_what_limits(
     server: Live, path: str, limit: int, advised: bool
 ) -> None:
     async with await wire(server) as client:
-        told = await client.ask("POST", path, b"", sized(bytes(limit + 1)))
-        assert told.status == 413
-        assert told.text.startswith(f"the request body is larger than {limit} bytes")
-        assert ("max_message_size" in told.text) is advised
+        answer = await client.ask("POST", path, b"", sized(bytes(limit + 1)))
+        assert answer.status == 413
+        assert answer.text.startswith(f"the request body is larger than {limit} bytes")
+        assert ("max_message_size" in answer.text) is advised
 
 
 @pytest.mark.parametrize("broken", [b"zz\r\n", b"2\r\n{}x"])
@@ -241,12 +241,12 @@ async def test_a_body_that_does_not_go_on_is_not_waited_for(
     async with await wire(server) as client, await wire(server) as other:
         client.send("POST", PATH, b"3\r\n{  \r\n", way)
         assert (await other.ask("POST", PATH, TINY, sized(TINY))).status == 200
-        told = await client.answer()
-        assert told.status == 400
+        answer = await client.answer()
+        assert answer.status == 400
         assert re.fullmatch(
             r"the request body is incomplete: \d+ bytes in 0\.\d seconds, expected at least 240 bytes a second "
             r"after 30 seconds, and no pause of 0\.2 seconds",
-            told.text,
+            answer.text,
         )
 
 

@@ -44,7 +44,7 @@ async def test_only_the_call_with_too_much_metadata_fails(transport: str, count:
         async with grpc.aio.insecure_channel(f"{HOST}:{here.server.grpc_port}", options=options) as channel:
             infer, ready = channel.unary_unary(METHOD + "ModelInfer"), channel.unary_unary(METHOD + "ServerReady")
             body = request("gated", bytes(4), datatype="INT32")
-            beside = asyncio.ensure_future(infer(body, timeout=SECONDS))
+            other_call = asyncio.ensure_future(infer(body, timeout=SECONDS))
             assert await asyncio.to_thread(gated.begun.wait, SECONDS)
             metadata = [("x-large", "a" * size)] * count
             for _ in range(2):  # The second time by the table, as far as it has entries.
@@ -54,7 +54,7 @@ async def test_only_the_call_with_too_much_metadata_fails(transport: str, count:
                 assert transport == "aio" or "16384" in (refused.value.details() or "")
             assert await ready(b"", timeout=SECONDS)
             gated.gate.set()
-            assert await beside
+            assert await other_call
         gated.gate.set()
 
 

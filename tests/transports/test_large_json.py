@@ -56,12 +56,12 @@ async def test_other_calls_are_answered_meanwhile(first: str) -> None:
         async with server.session.post(f"{server.url}/models/sum/infer", data=io.BytesIO(sent)) as response:
             assert response.status == 200
             text = await response.read()
-        took = time.perf_counter() - started
+        elapsed = time.perf_counter() - started
         probing.cancel()
         await asyncio.wait([probing])
         assert text.endswith(f'"data":[{first},900000.0]}}]}}'.encode()), text[-200:]
         # Relative to the whole call, so that a busy machine does not matter.
-        return probe.answers >= 3 and probe.longest < max(0.8 * took, 0.25)
+        return probe.answers >= 3 and probe.longest < max(0.8 * elapsed, 0.25)
 
     async with live({"sum": Plain(total)}) as server:
         # A machine that stands still for a moment does so once; a parser that holds the loop, each time.

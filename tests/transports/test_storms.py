@@ -25,7 +25,7 @@ class Healthy:
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._echo: Any = channel.unary_unary(f"{PATH}Echo")
         self._stream: Any = channel.stream_stream(f"{PATH}Both")(timeout=LONG)
-        self._ended = asyncio.Event()
+        self._storm_over = asyncio.Event()
         self._calls: asyncio.Task[int] | None = None
 
     async def __aenter__(self) -> Healthy:
@@ -36,7 +36,7 @@ class Healthy:
     async def __aexit__(self, *_: object) -> None:
         """Raise what a call ended with, if one has failed."""
         assert self._calls is not None
-        self._ended.set()
+        self._storm_over.set()
         assert await asyncio.wait_for(self._calls, LONG) > 1
         await self._exchange(b"last")
         await self._stream.done_writing()
@@ -49,7 +49,7 @@ class Healthy:
 
     async def _call(self) -> int:
         for number in itertools.count(1):
-            over = self._ended.is_set()
+            over = self._storm_over.is_set()
             body = str(number).encode()
             assert await self._echo(body, timeout=LONG) == body
             if over:

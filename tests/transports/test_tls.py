@@ -230,10 +230,10 @@ async def test_a_renewed_ca_of_clients_is_for_new_connections(
 # --- ALPN ---
 
 
-async def first_bytes(port: int, context: ssl.SSLContext, say: bytes = b"") -> bytes:
+async def first_bytes(port: int, context: ssl.SSLContext, data: bytes = b"") -> bytes:
     """What a TLS client gets that says something."""
     reader, writer = await asyncio.open_connection(HOST, port, ssl=context)
-    writer.write(say)
+    writer.write(data)
     got = await asyncio.wait_for(reader.read(1000), SECONDS)
     writer.close()
     return got

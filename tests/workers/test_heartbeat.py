@@ -44,9 +44,9 @@ async def test_an_answer_that_comes_while_the_supervisor_is_held_up(idle: int) -
             await asyncio.Event().wait()
         asked_again.set()
 
-    looking = asyncio.ensure_future(wait_until_hung(idle, ask, HEARTBEAT_SECONDS))
+    watching = asyncio.ensure_future(wait_until_hung(idle, ask, HEARTBEAT_SECONDS))
     await asyncio.wait_for(asked_again.wait(), SECONDS)
-    await looking  # It says no more the second time.
+    await watching  # It says no more the second time.
     writer.close()
     theirs.close()
 

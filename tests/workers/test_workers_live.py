@@ -143,20 +143,22 @@ def is_running(pid: int) -> bool:
 def test_a_model_that_cannot_be_loaded_ends_all_with_the_status_of_one_process(tmp_path: Path) -> None:
     write_model(tmp_path / "bad", "import nothing_of_that_name\n")
     ports = ("--grpc-port", "0", "--rest-port", "0")
-    alone = run_triglot("serve", tmp_path, *ports)
-    ended = run_triglot("serve", tmp_path, "--workers", "2", *ports)
-    assert ended.returncode == alone.returncode == 1
-    assert "nothing_of_that_name" in ended.stderr
+    single_process = run_triglot("serve", tmp_path, *ports)
+    completed = run_triglot("serve", tmp_path, "--workers", "2", *ports)
+    assert completed.returncode == single_process.returncode == 1
+    assert "nothing_of_that_name" in completed.stderr
     # Each worker says what one process says, and nobody more.
-    assert ended.stderr.count("Traceback (most recent") <= 2 * alone.stderr.count("Traceback (most recent")
+    assert completed.stderr.count("Traceback (most recent") <= 2 * single_process.stderr.count(
+        "Traceback (most recent"
+    )
 
 
 def test_workers_that_are_killed_before_any_serves_are_tried_again_and_given_up(tmp_path: Path) -> None:
     write_model(tmp_path / "crash", "import os\nos.kill(os.getpid(), 9)\n")
-    ended = run_triglot("serve", tmp_path, "--workers", "2", "--grpc-port", "0", "--rest-port", "0")
-    assert ended.returncode == 1
-    assert "restarting in 0.5 s" in ended.stderr
-    assert "was terminated by SIGKILL" in ended.stderr
+    completed = run_triglot("serve", tmp_path, "--workers", "2", "--grpc-port", "0", "--rest-port", "0")
+    assert completed.returncode == 1
+    assert "restarting in 0.5 s" in completed.stderr
+    assert "was terminated by SIGKILL" in completed.stderr
 
 
 def test_a_worker_that_cannot_come_again_is_tried_later_and_later(tmp_path: Path) -> None:
@@ -178,18 +180,18 @@ def test_a_worker_that_cannot_come_again_is_tried_later_and_later(tmp_path: Path
 def test_a_port_that_is_taken_is_an_error_at_once(tmp_path: Path) -> None:
     write_model(tmp_path / "one")
     with taken_port() as port:
-        ended = run_triglot("serve", tmp_path, "--workers", "2", "--grpc-port", str(port), "--rest-port", "0")
-        assert ended.returncode == 1
-        assert f"cannot listen on 127.0.0.1 port {port}" in ended.stderr
+        completed = run_triglot("serve", tmp_path, "--workers", "2", "--grpc-port", str(port), "--rest-port", "0")
+        assert completed.returncode == 1
+        assert f"cannot listen on 127.0.0.1 port {port}" in completed.stderr
 
 
 def test_a_second_server_does_not_share_the_ports(tmp_path: Path) -> None:
     with Workers(tmp_path) as workers:
         ports = ("--grpc-port", str(workers.grpc_port), "--rest-port", str(workers.rest_port))
         for count in ("1", "2"):
-            ended = run_triglot("serve", tmp_path, "--workers", count, *ports)
-            assert ended.returncode == 1, ended.stderr
-            assert f"cannot listen on 127.0.0.1 port {workers.grpc_port}" in ended.stderr
+            completed = run_triglot("serve", tmp_path, "--workers", count, *ports)
+            assert completed.returncode == 1, completed.stderr
+            assert f"cannot listen on 127.0.0.1 port {workers.grpc_port}" in completed.stderr
 
 
 def test_one_port_for_everything_is_shared_too(tmp_path: Path) -> None:
@@ -214,6 +216,6 @@ def test_one_port_for_everything_is_shared_too(tmp_path: Path) -> None:
     ],
 )
 def test_options_that_cannot_be(options: tuple[str, ...], text: str) -> None:
-    ended = run_triglot("serve", *options)
-    assert ended.returncode == 2
-    assert text in ended.stderr
+    completed = run_triglot("serve", *options)
+    assert completed.returncode == 2
+    assert text in completed.stderr

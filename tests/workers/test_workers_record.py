@@ -69,21 +69,21 @@ class State:
 @given(st.lists(CHANGES), st.integers(0, 20))
 def test_what_is_kept_leads_to_the_same_state(changes: list[Made], seen: int) -> None:
     """Also for who was told the first changes at once, and the rest later."""
-    record, all_of_them, told_late, told_twice = Record(), State(), State(), State()
+    record, all_of_them, reported_late, reported_twice = Record(), State(), State(), State()
     revision = 0
     for count, (name, arguments) in enumerate(changes):
         if count == seen:
             for change in record.after(0):
-                told_twice.make(change.name, change.arguments)
+                reported_twice.make(change.name, change.arguments)
             revision = record.revision
         record.note(name, arguments)
         all_of_them.make(name, arguments)
     for change in record.after(0):
-        told_late.make(change.name, change.arguments)
+        reported_late.make(change.name, change.arguments)
     for change in record.after(revision):
-        told_twice.make(change.name, change.arguments)
-    assert vars(told_late) == vars(all_of_them)
-    assert vars(told_twice) == vars(all_of_them)
+        reported_twice.make(change.name, change.arguments)
+    assert vars(reported_late) == vars(all_of_them)
+    assert vars(reported_twice) == vars(all_of_them)
 
 
 @given(st.lists(CHANGES, max_size=200))

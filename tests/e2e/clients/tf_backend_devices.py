@@ -88,12 +88,12 @@ async def check_instances_of_a_device_share_a_session(subject):
 
 
 async def check_what_the_model_declares(subject):
-    alone, placed = (
+    unplaced, placed = (
         load(subject.version("half_plus_two"), *groups) for groups in ((), (InstanceGroup("CPU", 2),))
     )
-    assert placed.signatures == alone.signatures
-    assert placed.signature_defs == alone.signature_defs
-    assert placed.platform == alone.platform == "tensorflow_savedmodel"
+    assert placed.signatures == unplaced.signatures
+    assert placed.signature_defs == unplaced.signature_defs
+    assert placed.platform == unplaced.platform == "tensorflow_savedmodel"
 
 
 async def check_each_instance_keeps_to_its_device(subject):

@@ -120,7 +120,7 @@ def needs_forests(folder):
 
 
 @writes
-def needs_nobody(folder):
+def without_inputs(folder):
     unregistered(folder, "NobodyKnowsThis")
 
 

@@ -20,7 +20,7 @@ from tfs_subject import SECONDS, Code, answer_of, call, failure, predict_request
 
 SIGNATURE_DEF = "signature_def"
 AVAILABLE = ("AVAILABLE", 0, "")
-ENDED = ("END", 0, "")
+END_STATUS = ("END", 0, "")
 STEPS = 50_000
 """Of the slow model: a third of a second, or so."""
 
@@ -170,7 +170,7 @@ def new_name():
     return f"model_{uuid.uuid4().hex}"
 
 
-def gone(model):
+def not_found(model):
     return Code.NOT_FOUND, f"Servable not found for request: Latest({model})"
 
 
@@ -182,8 +182,8 @@ async def check_reload_adds_and_removes_models(subject):
     assert [await y_of(other, model) for model in ("two", name)] == [([2.5], 123), ([3.5], 123)]
     assert await other.status(name) == [(123, *AVAILABLE)]
     await reload(other, model_config(name, subject.folder / "half_plus_three"))
-    await refused(y_of(other, "two"), *gone("two"))
-    await until(lambda: other.status("two"), [(123, *ENDED)])
+    await refused(y_of(other, "two"), *not_found("two"))
+    await until(lambda: other.status("two"), [(123, *END_STATUS)])
     assert await y_of(other, name) == ([3.5], 123)
 
 
@@ -191,7 +191,7 @@ async def check_reload_to_nothing(subject):
     other = subject.other
     await reload(other, two(subject))
     await reload(other)
-    await refused(y_of(other, "two"), *gone("two"))
+    await refused(y_of(other, "two"), *not_found("two"))
     await reload(other, two(subject))
     assert await y_of(other, "two") == ([2.5], 123)
 
@@ -215,7 +215,7 @@ async def check_a_label_needs_its_version(subject):
         text = "Request to assign label to version {} of model {}, which is not currently available for inference"
         config = model_config(name, folder, 1, labels={"stable": 1})
         await refused(reload(other, config), Code.FAILED_PRECONDITION, text.format(1, name))
-        await refused(y_of(other, name), *gone(name))
+        await refused(y_of(other, name), *not_found(name))
         assert await y_of(other, "two") == ([2.5], 123)
         await reload(other, model_config(name, folder, 1))
         await reload(other, config)
@@ -231,7 +231,7 @@ async def check_versions_change_without_a_gap(subject):
         await reload(other, model_config(name, folder, 2))
         answers = await until(lambda: y_of(other, name), ([3.5], 2))
         assert all(answer == ([2.5], 1) for answer in answers), answers
-        await until(lambda: other.status(name), [(2, *AVAILABLE), (1, *ENDED)])
+        await until(lambda: other.status(name), [(2, *AVAILABLE), (1, *END_STATUS)])
 
 
 async def check_a_model_moves_to_another_folder(subject):
@@ -251,9 +251,9 @@ async def check_a_call_outlives_its_model(subject):
     running = start(other.predictions.Predict, predict_request(name, steps=STEPS))
     await until(lambda: calls_begun(other, name), 1)
     await reload(other, two(subject))
-    await refused(other.predict(name, steps=1), *gone(name))
+    await refused(other.predict(name, steps=1), *not_found(name))
     assert list((await answer_of(running)).outputs["done"].int_val) == [STEPS]
-    await until(lambda: other.status(name), [(1, *ENDED)])
+    await until(lambda: other.status(name), [(1, *END_STATUS)])
 
 
 async def calls_begun(stubs, model):
@@ -282,7 +282,7 @@ async def check_a_failing_reload_changes_nothing(subject):
     ):
         await refused(reload(other, *configs), Code.INVALID_ARGUMENT, text)
         assert await y_of(other, "two") == ([2.5], 123)
-        await refused(y_of(other, name), *gone(name))
+        await refused(y_of(other, name), *not_found(name))
     request = model_management_pb2.ReloadConfigRequest()
     text = (
         "ServerModelConfig type not supported by HandleReloadConfigRequest. Only ModelConfigList is currently "
@@ -308,7 +308,7 @@ async def check_a_model_that_cannot_be_loaded(subject):
         assert (version, state) == (1, "END")
         assert code != 0
         assert str(folder) in text, text
-        code, gone_text = gone(name)
+        code, gone_text = not_found(name)
         await refused(y_of(other, name), code, f"{gone_text}: {text}")
         # The others are as they were, and the next reload is one like any other.
         assert await y_of(other, "two") == ([2.5], 123)

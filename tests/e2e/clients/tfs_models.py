@@ -76,18 +76,18 @@ def warm_graph():
     x = v1.placeholder(tf.float32, [None], name="x")
     examples, feature = feature_x()
 
-    def counted(name, tensor):
+    def counting(name, tensor):
         with tf.control_dependencies([v1.assign_add(count, ADDS[name])]):
             return tf.identity(tensor)
 
     signatures = {
         "count": signature({}, {"count": count}),
-        DEFAULT: signature({"x": x}, {"y": counted(DEFAULT, x)}),
+        DEFAULT: signature({"x": x}, {"y": counting(DEFAULT, x)}),
     }
     for name in ("classify", "classify_too"):
-        signatures[name] = signature({"inputs": examples}, {"scores": counted(name, feature)}, CLASSIFY)
+        signatures[name] = signature({"inputs": examples}, {"scores": counting(name, feature)}, CLASSIFY)
     for name in ("regress", "regress_too"):
-        signatures[name] = signature({"inputs": examples}, {"outputs": counted(name, feature)}, REGRESS)
+        signatures[name] = signature({"inputs": examples}, {"outputs": counting(name, feature)}, REGRESS)
     return signatures
 
 

@@ -41,8 +41,8 @@ class Proxy:
         """A client has come."""
         kept: list[bytes] = []
         self.connections.append(kept)
-        there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self._port)
-        await asyncio.gather(_pass_on(reader, there_writer, kept), _pass_on(there_reader, writer, None))
+        server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self._port)
+        await asyncio.gather(_pass_on(reader, server_writer, kept), _pass_on(server_reader, writer, None))
 
 
 async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kept: list[bytes] | None) -> None:
