@@ -28,17 +28,17 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.collector", description=__doc__.splitlines()[0])
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--delay", type=float, default=0.0, help="seconds that each request takes")
-    parser.add_argument("--counted", type=Path, required=True, help="file for the number of spans")
+    parser.add_argument("--count-file", type=Path, required=True, help="file for the number of spans")
     arguments = parser.parse_args(words)
     exported_spans = 0
-    new = arguments.exported_spans.with_suffix(".new")
+    new = arguments.count_file.with_suffix(".new")
 
     def export(request: bytes, _: grpc.ServicerContext) -> bytes:
         nonlocal exported_spans
         time.sleep(arguments.delay)  # Makes it slow on purpose.
         exported_spans += spans_in(request)
         new.write_text(str(exported_spans))
-        new.replace(arguments.exported_spans)
+        new.replace(arguments.count_file)
         return b""
 
     # One thread: the count needs no lock.

@@ -77,7 +77,7 @@ class Collector:
         self.stop()
         self._before = self.received
         command = [sys.executable, "-m", "bench.collector", "--port", str(self.port)]
-        command += ["--counted", str(self.file), "--delay", str(self._delay)]
+        command += ["--count-file", str(self.file), "--delay", str(self._delay)]
         self.file.unlink(missing_ok=True)
         self._running.enter_context(
             servers.started(

@@ -400,7 +400,7 @@ class Server:
         """Turn readiness off and continue serving for `delay` seconds, in which load balancers take the server
         out.
         """
-        ends = ", and new sequences are rejected" if any(one.sequences for one in self.metadata()) else ""
+        ends = ", and new sequences are rejected" if any(model.sequences for model in self.metadata()) else ""
         self.dataplane.stop()
         if self._http is not None:
             self._http.drain()
@@ -452,7 +452,7 @@ def _trace_options(traces: TraceConfig) -> TraceOptions:
 def _bounds(config: Config) -> Bounds:
     """Return what the options allow the configuration in a client's request."""
     instances = config.max_requested_instances or max(MIN_REQUESTED_INSTANCES, 2 * cpu_count())
-    others = {one.name: getattr(config, f"max_requested_{one.name}") for one in fields(Bounds)}
+    others = {field.name: getattr(config, f"max_requested_{field.name}") for field in fields(Bounds)}
     return Bounds(**others | {"instances": instances})
 
 

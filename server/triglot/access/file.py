@@ -76,7 +76,7 @@ class AccessRules:
     @property
     def names(self) -> list[str]:
         """The names of the clients and issuers."""
-        return [*(one.name for one in self.clients), *(one.name for one in self.issuers)]
+        return [*(client.name for client in self.clients), *(issuer.name for issuer in self.issuers)]
 
     @property
     def takes_tokens(self) -> bool:
@@ -111,8 +111,8 @@ def access_rules(table: dict[str, Any], folder: Path) -> AccessRules:
     if not table:
         raise ConfigError("expected [client.NAME], [issuer.NAME] or [anonymous], got nothing")
     _check_keys(table, ("client", "issuer", "anonymous"), "")
-    clients = tuple(_client(name, one) for name, one in _tables(table, "client"))
-    issuers = tuple(_issuer(name, one, folder) for name, one in _tables(table, "issuer"))
+    clients = tuple(_client(name, fields) for name, fields in _tables(table, "client"))
+    issuers = tuple(_issuer(name, fields, folder) for name, fields in _tables(table, "issuer"))
     _check_unique(clients, lambda client: client.tokens, "tokens_sha256")
     _check_unique(clients, lambda client: client.certificates, "certificates")
     _check_issuers(issuers)
@@ -125,10 +125,10 @@ def access_rules(table: dict[str, Any], folder: Path) -> AccessRules:
 
 def _tables(table: dict[str, Any], kind: str) -> Iterable[tuple[str, dict[str, Any]]]:
     named = _of(dict, table.get(kind, {}), kind, "tables [" + kind + ".NAME]")
-    for name, one in named.items():
+    for name, fields in named.items():
         if not _NAME.fullmatch(name):
             raise ConfigError(f"{kind}.{name}: a name has up to 64 letters, digits, '.', '_', '@' and '-'")
-        yield name, _of(dict, one, f"{kind}.{name}", "a table")
+        yield name, _of(dict, fields, f"{kind}.{name}", "a table")
 
 
 def _client(name: str, table: dict[str, Any]) -> ClientRule:
@@ -234,10 +234,10 @@ def _check_unique(clients: Iterable[ClientRule], of: Callable[[ClientRule], Iter
 
 def _check_issuers(issuers: Iterable[IssuerRule]) -> None:
     names: dict[tuple[str, str], str] = {}
-    for one in issuers:
-        owner = names.setdefault((one.issuer, one.audience), one.name)
-        if owner != one.name:
-            raise ConfigError(f"issuer.{one.name}: issuer.{owner} has the same issuer and audience")
+    for issuer in issuers:
+        owner = names.setdefault((issuer.issuer, issuer.audience), issuer.name)
+        if owner != issuer.name:
+            raise ConfigError(f"issuer.{issuer.name}: issuer.{owner} has the same issuer and audience")
 
 
 def _check_keys(table: dict[str, Any], known: Iterable[str], where: str) -> None:
@@ -252,7 +252,7 @@ def _texts(table: dict[str, Any], key: str, where: str) -> tuple[str, ...]:
 
 
 def _list_of_texts(value: Any, where: str) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(one, str) and one for one in value):
+    if not isinstance(value, list) or not all(isinstance(text, str) and text for text in value):
         raise ConfigError(f"{where}: expected a list of texts, got {_kind_of(value)}")
     return tuple(value)
 

@@ -255,4 +255,4 @@ def _is_number(value: Any) -> TypeGuard[float]:
 def _texts(value: Any) -> list[str]:
     """Return the strings of a claim that may be a string or a list."""
     values = value if isinstance(value, list) else [value]
-    return [one for one in values if isinstance(one, str)]
+    return [value for value in values if isinstance(value, str)]

@@ -73,7 +73,7 @@ def read_keys(content: bytes) -> tuple[Key, ...]:
     if not isinstance(listed, list):
         raise KeySetError("has no list 'keys', as a JSON Web Key Set has")
     # Without duplicates, in order.
-    keys = dict.fromkeys(key for one in listed if isinstance(one, dict) and (key := _key(one)) is not None)
+    keys = dict.fromkeys(key for entry in listed if isinstance(entry, dict) and (key := _key(entry)) is not None)
     if listed and not keys:
         raise KeySetError(f"has no key for signatures: RSA of {FEWEST_RSA_BITS} bits or more, EC or Ed25519")
     return tuple(keys)

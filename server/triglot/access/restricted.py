@@ -46,7 +46,7 @@ class Restricted:
     def check(self, operation: Operation, fields: Fields) -> None:
         """Raise Triton's error for a call without a required header, or with a wrong value."""
         for header, value in self._needed.get(operation, ()):
-            sent = [one.encode(errors="surrogateescape") for name, one in fields if name == header]
+            sent = [field.encode(errors="surrogateescape") for name, field in fields if name == header]
             if len(sent) != 1 or not hmac.compare_digest(sent[0], value):
                 raise self._refusal(header)
 

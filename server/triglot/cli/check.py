@@ -41,15 +41,15 @@ def start(flags: Mapping[str, Any], others: Iterable[str], environment: Mapping[
 
 def report(summaries: Sequence[VersionSummary], errors: Sequence[ModelLoadError], *, as_json: bool) -> None:
     """Print each version, and the errors."""
-    known = {one.error for one in summaries}
+    known = {summary.error for summary in summaries}
     others = [text for text in map(str, errors) if text not in known]
     if as_json:
         print(json.dumps({"models": list(map(asdict, summaries)), "errors": others}, indent=2))
         return
     for line in table(summaries) or ([] if others else ["no models"]):
         print(line)
-    for one in summaries:
-        if one.error:
-            print(f"\n{one.model}{f' version {one.version}' if one.version else ''}: {one.error}")
+    for summary in summaries:
+        if summary.error:
+            print(f"\n{summary.model}{f' version {summary.version}' if summary.version else ''}: {summary.error}")
     for text in others:
         print(f"\n{text}")

@@ -110,8 +110,8 @@ class _Call:
         except CallError:
             return text
         versions: dict[str, list[str]] = {}
-        for one in index.models:
-            versions.setdefault(one.name, []).append(one.version)
+        for model in index.models:
+            versions.setdefault(model.name, []).append(model.version)
         if found := versions.get(self._model):
             return f"{text}; versions of '{self._model}': {', '.join(filter(None, found)) or 'none'}"
         names = ", ".join(sorted(versions)) or "none"
@@ -119,7 +119,7 @@ class _Call:
 
     def request(self, values: Mapping[str, str], parameters: Mapping[str, str]) -> Any:
         """Return a ModelInferRequest. Raise `ConfigError` for inputs that are not the model's."""
-        inputs = {one.name: one for one in self._metadata.inputs}
+        inputs = {tensor.name: tensor for tensor in self._metadata.inputs}
         for name in values:
             if name not in inputs:
                 raise ConfigError(f"{unknown(name, inputs, 'input')}; {self._expected_inputs()}")
@@ -137,25 +137,34 @@ class _Call:
         return request
 
     def _expected_inputs(self) -> str:
-        inputs = (f"{one.name} {one.datatype} {shape_text(one.shape)}" for one in self._metadata.inputs)
+        inputs = (
+            f"{tensor.name} {tensor.datatype} {shape_text(tensor.shape)}" for tensor in self._metadata.inputs
+        )
         return f"model '{self._model}' takes {', '.join(inputs) or 'no inputs'}"
 
     def _example(self) -> dict[str, Array]:
         """Return a generated input for each of the model's. Raise `ConfigError` if that is impossible."""
         try:
-            specs = [TensorSpec(one.name, one.datatype, list(one.shape)) for one in self._metadata.inputs]
+            specs = [
+                TensorSpec(tensor.name, tensor.datatype, list(tensor.shape)) for tensor in self._metadata.inputs
+            ]
             samples = samples_of(specs, LARGEST_SAMPLE)
         except ValueError:
             samples = None
         if samples is None:
             raise ConfigError(f"expected inputs as INPUT=VALUE: {self._expected_inputs()}")
-        texts = {one.name: json.dumps(one.nested()) for one in samples}
+        texts = {sample.name: json.dumps(sample.nested()) for sample in samples}
         given = (
-            shlex.quote(f"{one.name}={texts[one.name]}") if one.count <= SHOWN_SAMPLE else f"{one.name}=…"
-            for one in samples
+            shlex.quote(f"{sample.name}={texts[sample.name]}")
+            if sample.count <= SHOWN_SAMPLE
+            else f"{sample.name}=…"
+            for sample in samples
         )
         print(f"without inputs, an example: {' '.join(given)}", file=sys.stderr)
-        return {one.name: array_of(texts[one.name], one.name, one.datatype, one.shape) for one in samples}
+        return {
+            sample.name: array_of(texts[sample.name], sample.name, sample.datatype, sample.shape)
+            for sample in samples
+        }
 
     def answers(self, request: Any) -> Iterator[Any]:
         """Yield ModelInferResponses."""
@@ -198,9 +207,9 @@ def _outputs(answer: Any) -> Sequence[tuple[Any, Array]]:
 def _json_line(answer: Any) -> str:
     """Return the response as in KServe V2's REST."""
     outputs = (
-        f"{_open_object({'name': one.name, 'datatype': one.datatype, 'shape': list(one.shape)})}"
-        f'"data":{json_text(one.datatype, array)}}}'
-        for one, array in _outputs(answer)
+        f"{_open_object({'name': output.name, 'datatype': output.datatype, 'shape': list(output.shape)})}"
+        f'"data":{json_text(output.datatype, array)}}}'
+        for output, array in _outputs(answer)
     )
     head = _open_object({"model_name": answer.model_name, "model_version": answer.model_version})
     return f'{head}"outputs":[{",".join(outputs)}]}}'
@@ -213,6 +222,6 @@ def _open_object(values: dict[str, Any]) -> str:
 
 def _plain_lines(answer: Any) -> str:
     return "\n".join(
-        f"{one.name} {one.datatype} {shape_text(one.shape)}: {plain_text(one.datatype, array)}"
-        for one, array in _outputs(answer)
+        f"{output.name} {output.datatype} {shape_text(output.shape)}: {plain_text(output.datatype, array)}"
+        for output, array in _outputs(answer)
     )

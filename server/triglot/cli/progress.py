@@ -42,9 +42,9 @@ async def _show(handler: LogStream, line: _Line, registry: Registry) -> None:
     while True:
         await asyncio.sleep(INTERVAL_SECONDS)
         now, versions = time.monotonic(), list(registry.versions())
-        loading = [str(one.files) for one in versions if one.state is State.LOADING]
+        loading = [str(version.files) for version in versions if version.state is State.LOADING]
         began = {name: began.get(name, now) for name in loading}
-        ready = sum(one.state is State.READY for one in versions)
+        ready = sum(version.state is State.READY for version in versions)
         texts = [f"{name} ({now - since:.0f} s)" for name, since in began.items()]
         text = f"{ready} of {len(versions)} loaded; loading {', '.join(texts)}" if texts else ""
         _draw(handler, line, text[: shutil.get_terminal_size().columns - 1])

@@ -181,17 +181,17 @@ def _predicted(response: predict_pb2.PredictResponse) -> Values:
 
 
 def _classified(result: inference_pb2.ClassificationResult) -> Values:
-    examples = [one.classes for one in result.classifications]
+    examples = [classification.classes for classification in result.classifications]
     shape = len(examples), len(examples[0]) if examples else 0
-    labels = [one.label.encode() for classes in examples for one in classes]
-    scores = np.array([one.score for classes in examples for one in classes], np.float32)
+    labels = [label.label.encode() for classes in examples for label in classes]
+    scores = np.array([label.score for classes in examples for label in classes], np.float32)
     if len(labels) != shape[0] * shape[1]:  # Possible from other servers.
         shape = len(labels), 1
     return {"classes": ("BYTES", object_array(labels, shape)), "scores": ("FP32", scores.reshape(shape))}
 
 
 def _regressed(result: inference_pb2.RegressionResult) -> Values:
-    return {"outputs": ("FP32", np.array([one.value for one in result.regressions], np.float32))}
+    return {"outputs": ("FP32", np.array([regression.value for regression in result.regressions], np.float32))}
 
 
 def _each_result(response: inference_pb2.MultiInferenceResponse) -> Values:

@@ -50,7 +50,7 @@ def run(flags: Mapping[str, Any], others: Sequence[str]) -> int:
         client["models"] = _parts(flags["models"])
     access_rules({"client": {name: client}}, Path())
     key = name if _BARE_KEY.fullmatch(name) else json.dumps(name)
-    lines = [f"[client.{key}]", *(f"{one} = {json.dumps(value)}" for one, value in client.items())]
+    lines = [f"[client.{key}]", *(f"{field} = {json.dumps(value)}" for field, value in client.items())]
     print(token, flush=True)
     print(*lines, sep="\n", file=sys.stderr)
     return 0

@@ -32,9 +32,9 @@ def option(
     return field(default=default, metadata={"group": group, "help": help_text, "value": value} | limits)
 
 
-def option_type(one: Field[Any]) -> type:
+def option_type(option: Field[Any]) -> type:
     """Return the type of an option's values."""
-    return _TYPES[str(one.type)]
+    return _TYPES[str(option.type)]
 
 
 def groups(options: Iterable[Field[Any]]) -> dict[str, list[str]]:
@@ -45,19 +45,19 @@ def groups(options: Iterable[Field[Any]]) -> dict[str, list[str]]:
     return found
 
 
-def value_name(one: Field[Any]) -> str:
+def value_name(option: Field[Any]) -> str:
     """Return the placeholder for an option's value: its choices, or its kind or unit; "" for a switch."""
-    if one.metadata["choices"]:
-        return f"{{{','.join(one.metadata['choices'])}}}"
+    if option.metadata["choices"]:
+        return f"{{{','.join(option.metadata['choices'])}}}"
     # All floats are durations.
-    return one.metadata["value"] or {str: "TEXT", int: "N", float: "SECONDS", bool: ""}[option_type(one)]
+    return option.metadata["value"] or {str: "TEXT", int: "N", float: "SECONDS", bool: ""}[option_type(option)]
 
 
-def default_text(one: Field[Any]) -> str:
+def default_text(option: Field[Any]) -> str:
     """Return an option's default as in TOML, but without quotes; "" for an empty text."""
-    if isinstance(one.default, bool):
-        return str(one.default).lower()
-    return f"{one.default:g}" if isinstance(one.default, float) else str(one.default)
+    if isinstance(option.default, bool):
+        return str(option.default).lower()
+    return f"{option.default:g}" if isinstance(option.default, float) else str(option.default)
 
 
 def flag_of(name: str) -> str:
@@ -65,12 +65,12 @@ def flag_of(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def problem_of(one: Field[Any], value: object) -> str:
+def problem_of(option: Field[Any], value: object) -> str:
     """Return what is wrong with an option's value; "" if it is valid."""
-    expected, limits = option_type(one), one.metadata
+    expected, limits = option_type(option), option.metadata
     if type(value) is not expected and not (expected is float and type(value) is int):
         return f"expected {expected.__name__}, got {value!r}"
-    if limits["choices"] and value not in (*limits["choices"], one.default):
+    if limits["choices"] and value not in (*limits["choices"], option.default):
         *others, last = limits["choices"]
         return f"expected {', '.join(others)} or {last}, got {value!r}"
     if isinstance(value, str) and value and not value.startswith(limits["start"]):

@@ -793,7 +793,7 @@ class Config:
         return f"127.0.0.1:{port}" if self.host in (ANY_HOST, "::") else self.address(port)
 
 
-OPTIONS = {one.name: one for one in fields(Config)}
+OPTIONS = {option.name: option for option in fields(Config)}
 """The fields of `Config` by name."""
 
 

@@ -118,7 +118,7 @@ def _declare(model: Model, config: ModelConfig) -> None:
         raise ValueError(f"{missing}: expected the {missing}s, as the {given}s are configured, got none")
     model.any_tensors = False
     model.inputs, model.outputs = (
-        tuple(_declared(f"{kind}[{at}]", one, config) for at, one in enumerate(tensors))
+        tuple(_declared(f"{kind}[{at}]", tensor, config) for at, tensor in enumerate(tensors))
         for kind, tensors in (("input", config.inputs), ("output", config.outputs))
     )
 

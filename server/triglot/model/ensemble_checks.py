@@ -141,9 +141,10 @@ def _check_streams(steps: Sequence[Step], signature: Signature, parts: Sequence[
     for where, (first, *others) in taken:
         for other in others:
             if streams[first] != streams[other]:
-                one, two = (_when(streams[name], steps) for name in (first, other))
+                stream, other_stream = (_when(streams[name], steps) for name in (first, other))
                 raise ValueError(
-                    f"{where}: expected tensors of the same responses, '{first}' comes {one}, '{other}' {two}"
+                    f"{where}: expected tensors of the same responses, '{first}' comes {stream}, "
+                    f"'{other}' {other_stream}"
                 )
 
 
@@ -160,7 +161,7 @@ def _check_names(where: str, step: Step, signature: Signature, keys: Keys) -> No
     ):
         for name in names:
             if name not in rules:
-                has = ", ".join(f"'{one}'" for one in rules) or "none"
+                has = ", ".join(f"'{rule}'" for rule in rules) or "none"
                 raise ValueError(f"{where}.{key}[{name}]: the {kind} of '{step.model}' are {has}")
     for name in signature.input_rules:
         if name not in step.inputs and name not in signature.may_lack:

@@ -85,7 +85,7 @@ class ModelMetrics:
         for label in labels:
             if not _LABEL.match(label) or (label == "le" and family.kind == "histogram"):
                 raise ValueError(f"metric '{family.name}': label {label!r}: expected another name")
-        if not all(map(math.isfinite, buckets)) or any(one >= other for one, other in pairwise(buckets)):
+        if not all(map(math.isfinite, buckets)) or any(lower >= upper for lower, upper in pairwise(buckets)):
             raise ValueError(f"metric '{family.name}': buckets: expected ascending numbers, got {list(buckets)}")
         key = tuple(sorted(labels.items()))
         with self._lock:
@@ -146,8 +146,8 @@ class ModelMetrics:
                     family.description,
                     family.kind,
                     {
-                        labels: Metric(labels, one.buckets, one.value, list(one.counts))
-                        for labels, one in family.metrics.items()
+                        labels: Metric(labels, metric.buckets, metric.value, list(metric.counts))
+                        for labels, metric in family.metrics.items()
                     },
                 )
                 for family in self._families.values()

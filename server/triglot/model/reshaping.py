@@ -60,8 +60,8 @@ class Reshaping:
 
     def inside(self, signature: Signature) -> Signature:
         """Return the model's signature for the client's."""
-        inputs = {name: (*(-1,) * one.batch, *one.target) for name, one in self.inputs.items()}
-        outputs = {name: (*(-1,) * one.batch, *one.source) for name, one in self.outputs.items()}
+        inputs = {name: (*(-1,) * tensor.batch, *tensor.target) for name, tensor in self.inputs.items()}
+        outputs = {name: (*(-1,) * output.batch, *output.source) for name, output in self.outputs.items()}
         return replace(
             signature, inputs=_shaped(signature.inputs, inputs), outputs=_shaped(signature.outputs, outputs)
         )

@@ -97,8 +97,10 @@ def _audited(services: list[Service], routes: list[Route], observers: Sequence[O
         return replace(row, call=begin)
 
     return [
-        replace(one, methods=tuple([audited(row, one.protocol, "GRPC", row.name) for row in one.methods]))
-        for one in services
+        replace(
+            service, methods=tuple([audited(row, service.protocol, "GRPC", row.name) for row in service.methods])
+        )
+        for service in services
     ], [audited(row, row.protocol, "REST", row.method) for row in routes]
 
 

@@ -131,7 +131,9 @@ def binary_call(model: ModelMetadata) -> BinaryCall | None:
         return None
     # Each string starts with its length in four bytes.
     sizes = [sample.count * (DATATYPES[sample.datatype].itemsize or 4) for sample in samples]
-    heads = [_head(one) | {"parameters": {"binary_data_size": n}} for one, n in zip(samples, sizes, strict=True)]
+    heads = [
+        _head(sample) | {"parameters": {"binary_data_size": n}} for sample, n in zip(samples, sizes, strict=True)
+    ]
     head = {"inputs": heads, "parameters": {"binary_data_output": True}}
     return BinaryCall(f"/v2/models/{quote(model.name)}/infer", head, sum(sizes))
 

@@ -133,7 +133,7 @@ def _alternative(extensions: bytes) -> Iterator[Element]:
 
 
 def _common(subject: bytes) -> list[str]:
-    attributes = [_elements(one) for _, several in _elements(subject) for _, one in _elements(several)]
+    attributes = [_elements(element) for _, several in _elements(subject) for _, element in _elements(several)]
     return [
         content.decode(_CODECS[tag])
         for (_, identifier), (tag, content) in attributes

@@ -56,11 +56,11 @@ async def bind(host: str, port: int, name: str = "gRPC", *, shared: bool = False
         for family, _, _, _, address in dict.fromkeys(found):
             bound.append(bound_socket(family, (address[0], port, *address[2:]), shared=shared))
             port = bound[0].getsockname()[1]
-        for one in bound:
-            one.listen(BACKLOG)
+        for listening in bound:
+            listening.listen(BACKLOG)
     except OSError as error:
-        for one in bound:
-            one.close()
+        for listening in bound:
+            listening.close()
         raise OSError(error.errno, f"cannot bind {name} to {host} port {port}: {error.strerror}") from None
     return bound
 
@@ -88,9 +88,9 @@ def bound_socket(family: int, address: tuple[object, ...], *, shared: bool) -> s
 
 def listen_on(bound: Sequence[socket.socket]) -> list[socket.socket]:
     """Listen on sockets that another process has bound, for this one and maybe others; returns them."""
-    for one in bound:
-        one.setblocking(False)
-        one.listen(BACKLOG)
+    for bound_socket in bound:
+        bound_socket.setblocking(False)
+        bound_socket.listen(BACKLOG)
     return list(bound)
 
 
@@ -164,16 +164,16 @@ class Listener:
 
     def start(self) -> None:
         """Start accepting connections."""
-        for one in self._sockets:
-            self._loop.add_reader(one.fileno(), self._accept, one)
+        for listening in self._sockets:
+            self._loop.add_reader(listening.fileno(), self._accept, listening)
 
     def stop(self) -> None:
         """Accept the connections that have been made already, and close the sockets."""
-        for one in self._sockets:
-            self._loop.remove_reader(one.fileno())
-            while self._accept(one):
+        for listening in self._sockets:
+            self._loop.remove_reader(listening.fileno())
+            while self._accept(listening):
                 pass
-            one.close()
+            listening.close()
         self._sockets = []
 
     async def settle(self, seconds: float) -> None:
@@ -227,7 +227,7 @@ class Listener:
     def _has_room(self, more: int = 1) -> bool:
         if len(self._accepted) + more <= self._max_connections:
             return True
-        return sum(one.fileno() >= 0 for one in self._accepted) + more <= self._max_connections
+        return sum(accepted.fileno() >= 0 for accepted in self._accepted) + more <= self._max_connections
 
     def _make_room(self, *idle: Idle) -> bool:
         """Close some idle connections; several at a time, because looking for them takes a while.
@@ -238,7 +238,9 @@ class Listener:
         if now - self._looked < RETRY_SECONDS:
             return False
         # Those that are being set up are not known to be idle yet: meanwhile, only unused ones are closed.
-        found = [one for these in idle for one in these() if not (self._connecting and one.is_used)]
+        found = [
+            connection for these in idle for connection in these() if not (self._connecting and connection.is_used)
+        ]
         found.sort(key=attrgetter("is_used", "idle_since"))
         closing = found[: max(1, self._max_connections // 50)]
         for connection in closing:

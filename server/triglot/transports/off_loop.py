@@ -114,7 +114,7 @@ async def cancel_until(stopped: asyncio.Future[Any], running: Collection[Cancell
     """Cancel all that are `running`, every `interval` seconds, until `stopped` is done; then raise as it does."""
     while running and not stopped.done():
         # Cancelled repeatedly: user code may swallow a cancellation.
-        for one in list(running):
-            one.cancel()
+        for task in list(running):
+            task.cancel()
         await asyncio.wait([stopped], timeout=interval)
     await stopped

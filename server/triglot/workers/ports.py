@@ -65,5 +65,5 @@ def _bind(host: str, port: int, *, shared: bool = True) -> list[socket.socket]:
 
 
 def _close(sockets: list[socket.socket]) -> None:
-    for one in sockets:
-        one.close()
+    for bound in sockets:
+        bound.close()

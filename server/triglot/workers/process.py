@@ -76,7 +76,11 @@ class Worker:
                 WorkerSpec.of(number, run, ports, theirs, sockets, tallies).text(),
                 *arguments,
                 stdin=asyncio.subprocess.DEVNULL,
-                pass_fds=[theirs.fileno(), tallies, *(one.fileno() for one in (*sockets.grpc, *sockets.rest))],
+                pass_fds=[
+                    theirs.fileno(),
+                    tallies,
+                    *(listening.fileno() for listening in (*sockets.grpc, *sockets.rest)),
+                ],
                 # Signals of the terminal reach only the supervisor, which decides when workers end.
                 start_new_session=True,
             )

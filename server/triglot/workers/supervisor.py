@@ -98,8 +98,8 @@ class Supervisor:
 
     async def _run(self) -> int:
         loop = asyncio.get_running_loop()
-        for one in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(one, self._stop, one)
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signal_number, self._stop, signal_number)
         loop.add_signal_handler(signal.SIGHUP, self._roll)
         self._ports, sockets = reserve(self._config)
         if self._config.access:

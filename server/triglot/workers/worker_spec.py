@@ -34,7 +34,7 @@ class WorkerSpec:
 
         `tallies`: file of clients' counters, shared by all workers.
         """
-        grpc, rest = ([one.fileno() for one in some] for some in (sockets.grpc, sockets.rest))
+        grpc, rest = ([listening.fileno() for listening in some] for some in (sockets.grpc, sockets.rest))
         return cls(number, run, ports.grpc, ports.rest, channel.fileno(), grpc, rest, tallies)
 
     def text(self) -> str:
@@ -53,7 +53,7 @@ class WorkerSpec:
         """
         for descriptor in (self.channel, *self.grpc, *self.rest, self.tallies):
             os.set_inheritable(descriptor, False)
-        grpc, rest = ([socket.socket(fileno=one) for one in some] for some in (self.grpc, self.rest))
+        grpc, rest = ([socket.socket(fileno=descriptor) for descriptor in some] for some in (self.grpc, self.rest))
         return socket.socket(fileno=self.channel), Bound(grpc, rest)
 
     def configured(self, config: Config) -> Config:

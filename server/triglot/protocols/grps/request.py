@@ -47,8 +47,10 @@ class RequestLayout:
     def learn(self, signature: Signature, message: Message, inputs: list[InputTensor]) -> None:
         """Remember the inputs that such a message gave, unless they were cast, which depends on their values."""
         tensors = message.data
-        if isinstance(tensors, list) and [id(one.data) for one in inputs] == [id(one.elements) for one in tensors]:
-            self._inputs = [(one.name, one.datatype, one.shape) for one in inputs]
+        if isinstance(tensors, list) and [id(tensor.data) for tensor in inputs] == [
+            id(tensor.elements) for tensor in tensors
+        ]:
+            self._inputs = [(tensor.name, tensor.datatype, tensor.shape) for tensor in inputs]
             self.signature = signature
 
     def inputs(self, values: Sequence[bytes]) -> list[InputTensor]:

@@ -167,9 +167,9 @@ def _check_counts(message: pb.ModelInferRequest) -> None:
         (len(message.raw_input_contents), MAX_RAW),
         (len(message.parameters), MAX_PARAMETERS),
     ]
-    counts += [(len(one.shape), MAX_DIMS) for one in message.inputs]
-    counts += [(len(one.parameters), MAX_PARAMETERS) for one in message.inputs]
-    counts += [(len(one.parameters), MAX_PARAMETERS) for one in message.outputs]
+    counts += [(len(tensor.shape), MAX_DIMS) for tensor in message.inputs]
+    counts += [(len(tensor.parameters), MAX_PARAMETERS) for tensor in message.inputs]
+    counts += [(len(output.parameters), MAX_PARAMETERS) for output in message.outputs]
     for count, limit in counts:
         if count > limit.count:
             raise limit_error(limit)
@@ -240,14 +240,16 @@ def _decode_output_options(output: pb.ModelInferRequest.InferRequestedOutputTens
 
 
 def _own_parameters(inputs: Iterable[pb.ModelInferRequest.InferInputTensor]) -> InputParameters | None:
-    of_inputs = ((one.name, model_parameters_of(_values(one.parameters))) for one in inputs if one.parameters)
+    of_inputs = (
+        (tensor.name, model_parameters_of(_values(tensor.parameters))) for tensor in inputs if tensor.parameters
+    )
     return {name: own for name, own in of_inputs if own} or None
 
 
 def _values(parameters: Mapping[str, pb.InferParameter]) -> dict[str, ParameterValue]:
     """Return a tensor's parameters; one without a value is ""."""
-    choices = ((key, one, one.WhichOneof("parameter_choice")) for key, one in parameters.items())
-    return {key: getattr(one, choice) if choice else "" for key, one, choice in choices}
+    choices = ((key, parameter, parameter.WhichOneof("parameter_choice")) for key, parameter in parameters.items())
+    return {key: getattr(parameter, choice) if choice else "" for key, parameter, choice in choices}
 
 
 def decode_parameters(parameters: Mapping[str, pb.InferParameter]) -> dict[str, ParameterValue]:
@@ -401,7 +403,10 @@ def _layout_of(request: InferenceRequest, raw_count: int) -> _Layout | None:
     in_regions = {} if request.options is None else request.options.inputs
     if request.input_parameters is not None or len(request.inputs) - len(in_regions) != raw_count:
         return None
-    inputs = [(one.name, one.datatype, one.shape, at not in in_regions) for at, one in enumerate(request.inputs)]
+    inputs = [
+        (tensor.name, tensor.datatype, tensor.shape, at not in in_regions)
+        for at, tensor in enumerate(request.inputs)
+    ]
     outputs = tuple(request.outputs)
     return _Layout(request.model_name, request.model_version, inputs, outputs, request.options, raw_count)
 

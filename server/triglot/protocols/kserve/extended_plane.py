@@ -120,7 +120,7 @@ class ExtendedPlane:
         self._regions.check_total(size)
         call.size += size
         reads, checkouts = [], []
-        written = {one.region.file for one in (lend_beside or {}).values() if one.region is not None}
+        written = {lent.region.file for lent in (lend_beside or {}).values() if lent.region is not None}
         for at, region, part in sources:
             if not _can_fit(request.inputs[at], part.size):
                 request.inputs[at].data = np.broadcast_to(np.uint8(0), part.size).data

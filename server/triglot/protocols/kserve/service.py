@@ -226,7 +226,10 @@ class KServe:
                 f"failed to load '{name}', failed to poll from model repository: '{refused}': {NO_FILES}"
             )
 
-        files = {key.removeprefix(FILE_PREFIX): _of_kind(key, one, "bytes_param") for key, one in sent.items()}
+        files = {
+            key.removeprefix(FILE_PREFIX): _of_kind(key, parameter, "bytes_param")
+            for key, parameter in sent.items()
+        }
         config = _parameter(parameters, CONFIG, "string_param")
         await self._dataplane.load_model(call.permission, name, config, files)
         return name

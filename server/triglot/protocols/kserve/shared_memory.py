@@ -174,10 +174,10 @@ def _routes(
     unregister: Callable[..., Any],
     documented: ApiOperation,
 ) -> list[Route]:
-    everything, one = f"/v2/{kind}", f"/v2/{kind}/region/{{region}}"
+    everything, region_path = f"/v2/{kind}", f"/v2/{kind}/region/{{region}}"
     look, control = Operation.SHARED_MEMORY_STATUS, Operation.SHARED_MEMORY
-    rows = [Route("POST", f"{one}/register", control, read, register, _empty, documented=(documented,))]
-    for path in (everything, one):
+    rows = [Route("POST", f"{region_path}/register", control, read, register, _empty, documented=(documented,))]
+    for path in (everything, region_path):
         rows.append(Route("GET", f"{path}/status", look, _region_in, status, encode, documented=(api.REGIONS,)))
         rows.append(
             Route(

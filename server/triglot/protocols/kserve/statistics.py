@@ -63,8 +63,10 @@ class ModelStatistics:
         return report
 
     def _servables(self, permission: Permission, name: str, version: str) -> Sequence[Servable]:
-        known = [one for one in self._dataplane.versions(permission) if name in ("", one.files.name)]
-        serving = [one.servable for one in known if one.state is State.READY and one.servable is not None]
+        known = [version for version in self._dataplane.versions(permission) if name in ("", version.files.name)]
+        serving = [
+            version.servable for version in known if version.state is State.READY and version.servable is not None
+        ]
         if name:
             if known and not serving:
                 raise InvalidArgument(f"requested model '{name}' is not available")  # The text in spec 1.5.

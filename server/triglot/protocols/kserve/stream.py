@@ -140,8 +140,8 @@ class InferStream(Conversation):
     def _end(self) -> None:
         """Cancel the running requests; the call ends when they have."""
         self._ending = True
-        for one in tuple(self._running):
-            one.cancel()
+        for running in tuple(self._running):
+            running.cancel()
         if not self._running:
             self._finish()
 
@@ -177,11 +177,11 @@ class InferStream(Conversation):
 
         task.add_done_callback(ended)
 
-    def track(self, one: Cancellable) -> None:
-        self._running.add(one)
+    def track(self, running: Cancellable) -> None:
+        self._running.add(running)
 
-    def untrack(self, one: Any) -> None:
-        self._running.discard(one)
+    def untrack(self, running: Any) -> None:
+        self._running.discard(running)
         if self._ending and not self._running:
             self._finish()
 

@@ -54,10 +54,10 @@ class StreamOutput(Protocol):
     def start_task(self, work: Coroutine[Any, Any, None], never_began: Callable[[], None], /) -> None:
         """Run `work`, which raises nothing, as a task. If it is cancelled before it starts, call `never_began`."""
 
-    def track(self, one: Cancellable, /) -> None:
+    def track(self, running: Cancellable, /) -> None:
         """Register a running request."""
 
-    def untrack(self, one: Any, /) -> None:
+    def untrack(self, running: Any, /) -> None:
         """Remove a request that has ended."""
 
     def set_response(self, slot: ResponseSlot, answer: bytes | ServingError, /) -> None:
@@ -127,11 +127,11 @@ class StreamRequests:
                 else:
                     several.started(self._dataplane.start(servable, request, call, several, streams=True))
                 return
-            one = _UnaryRequest(self, request, slot, output, call)
+            request_run = _UnaryRequest(self, request, slot, output, call)
             if request.options is not None:
-                one.started(CoroutineWork(self._extended.infer(request, call), one))
+                request_run.started(CoroutineWork(self._extended.infer(request, call), request_run))
             else:
-                one.started(self._dataplane.start(servable, request, call, one, output.defer))
+                request_run.started(self._dataplane.start(servable, request, call, request_run, output.defer))
         except Exception as error:
             output.set_response(slot, self.failed(error, request or identify(data), call))
 

@@ -96,14 +96,14 @@ def printed_families(families: Sequence[Family]) -> Iterator[Metric]:
         if kind == "counter":
             kind = "counter" if name.endswith("_total") else "unknown"
         metric = Metric(name.removesuffix("_total") if kind == "counter" else name, family.description, kind)
-        for one in family.metrics.values():
+        for measured in family.metrics.values():
             if family.kind == "histogram":
-                add_histogram(metric, dict(one.labels), one.buckets, one.counts, one.value)
+                add_histogram(metric, dict(measured.labels), measured.buckets, measured.counts, measured.value)
             else:
-                metric.add_sample(name, dict(one.labels), one.value)
+                metric.add_sample(name, dict(measured.labels), measured.value)
         yield metric
 
 
 def plain_counters(families: Sequence[Family]) -> list[str]:
     """Return the names of counters that do not end in `_total`, as OpenMetrics requires."""
-    return [one.name for one in families if one.kind == "counter" and not one.name.endswith("_total")]
+    return [family.name for family in families if family.kind == "counter" and not family.name.endswith("_total")]

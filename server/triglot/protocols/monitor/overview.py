@@ -46,13 +46,16 @@ def overview_report(telemetry: Telemetry, versions: Sequence[Version]) -> Docume
     traffic = telemetry.traffic()
     return {
         "totals": {
-            "requests": sum(one.requests for one in traffic.values()),
-            "failures": sum(one.failures for one in traffic.values()),
+            "requests": sum(counts.requests for counts in traffic.values()),
+            "failures": sum(counts.failures for counts in traffic.values()),
             "in_flight": telemetry.in_flight,
-            "queue_depth": sum(one.servable.queue_depth for one in versions if one.servable is not None),
+            "queue_depth": sum(
+                version.servable.queue_depth for version in versions if version.servable is not None
+            ),
         },
         "protocols": {
-            protocol: {"requests": one.requests, "failures": one.failures} for protocol, one in traffic.items()
+            protocol: {"requests": counts.requests, "failures": counts.failures}
+            for protocol, counts in traffic.items()
         },
         "models": _models(telemetry, versions),
         "metrics": {

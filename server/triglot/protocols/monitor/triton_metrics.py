@@ -102,26 +102,32 @@ def triton_metrics(
     for name, (about, value) in COUNTERS.items():
         if name.endswith("_us") and not latency_counters:
             continue
-        yield _family(name, about, [(labels, value(one.statistics)) for labels, one in labelled])
+        yield _family(
+            name, about, [(labels, value(labelled_servable.statistics)) for labels, labelled_servable in labelled]
+        )
     yield _family(
         FAILURES,
         "Failed inference requests, rejected ones included.",
         [
-            (labels | {"reason": reason}, one.statistics.failures[reason])
-            for labels, one in labelled
+            (labels | {"reason": reason}, labelled_servable.statistics.failures[reason])
+            for labels, labelled_servable in labelled
             for reason in REASONS
         ],
     )
-    cached = [(labels, one) for labels, one in labelled if one.response_cache is not None]
+    cached = [
+        (labels, labelled_servable)
+        for labels, labelled_servable in labelled
+        if labelled_servable.response_cache is not None
+    ]
     for name, (about, value) in CACHE_COUNTERS.items() if cached and latency_counters else ():
-        yield _family(name, about, [(labels, value(one.statistics)) for labels, one in cached])
-    measured = [(labels, one.statistics.latencies) for labels, one in labelled]
+        yield _family(name, about, [(labels, value(servable.statistics)) for labels, servable in cached])
+    measured = [(labels, labelled_servable.statistics.latencies) for labels, labelled_servable in labelled]
     yield from _latencies([(labels, latencies) for labels, latencies in measured if latencies is not None])
     waiting = Metric("nv_inference_pending_request_count", "Queued inference requests.", "gauge")
     loading = Metric("nv_model_load_duration_secs", "Load duration of the model in seconds.", "gauge")
-    for labels, one in labelled:
-        waiting.add_sample(waiting.name, labels, one.queue_depth)
-        loading.add_sample(loading.name, labels, one.load_seconds)
+    for labels, labelled_servable in labelled:
+        waiting.add_sample(waiting.name, labels, labelled_servable.queue_depth)
+        loading.add_sample(loading.name, labels, labelled_servable.load_seconds)
     yield waiting
     yield loading
     yield GaugeMetricFamily(
@@ -139,8 +145,15 @@ def _latencies(measured: Sequence[tuple[dict[str, str], Latencies]]) -> Iterator
     now = time.time()
     for labels, latencies in measured:
         if latencies.first_response is not None:
-            one = latencies.first_response
-            add_histogram(first, labels, one.limits, one.counts, one.sum, one.exemplars)
+            first_response = latencies.first_response
+            add_histogram(
+                first,
+                labels,
+                first_response.limits,
+                first_response.counts,
+                first_response.sum,
+                first_response.exemplars,
+            )
         for name, summary in latencies.summaries.items():
             metric = summaries[name]
             shares = latencies.quantiles

@@ -102,7 +102,7 @@ def _unique(name: str, taken: set[str]) -> str:
 
 def _printed(operation: ApiOperation, models: Sequence[ModelMetadata], verb: str) -> dict[str, Any]:
     is_head = verb == "head"
-    answers = {"200": operation.answer, **{str(status): one for status, one in operation.others.items()}}
+    answers = {"200": operation.answer, **{str(status): schema for status, schema in operation.others.items()}}
     responses = {
         status: _body(HTTPStatus(int(status)).phrase, {} if is_head else content)
         for status, content in answers.items()
@@ -153,7 +153,7 @@ def _referred(paths: Mapping[str, Any], schemas: Mapping[str, Schema]) -> dict[s
     new = _names_in(paths)
     while new:
         used |= {name: schemas[name] for name in new}
-        new = {name for one in new for name in _names_in(schemas[one])} - used.keys()
+        new = {name for schema in new for name in _names_in(schemas[schema])} - used.keys()
     return dict(sorted(used.items()))
 
 

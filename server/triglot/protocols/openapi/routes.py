@@ -111,14 +111,16 @@ class _Document:
 
 def _matches(tags: str, tag: str) -> bool:
     """Whether If-None-Match lists the tag, or any; its comparison is weak."""
-    return any(one.strip().removeprefix("W/") in (tag.removeprefix("W/"), "*") for one in tags.split(","))
+    return any(
+        candidate.strip().removeprefix("W/") in (tag.removeprefix("W/"), "*") for candidate in tags.split(",")
+    )
 
 
 def _are_same(some: Models, others: Models) -> bool:
     """Whether both are the same objects in the same versions: comparing signatures by value would take long."""
     return len(some) == len(others) and all(
-        one.signature is other.signature and _key_of(one) == _key_of(other)
-        for one, other in zip(some, others, strict=True)
+        first.signature is other.signature and _key_of(first) == _key_of(other)
+        for first, other in zip(some, others, strict=True)
     )
 
 

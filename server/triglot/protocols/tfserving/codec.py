@@ -165,7 +165,7 @@ def decoding_size(data: MessageBytes) -> int:
     """Estimates what `decode_predict` reads one by one of a large message, in bytes. Raise `InvalidArgument`."""
     rest, entries = scan(data, _RULES)
     named = [_entry(entry) for _, entry in entries]
-    return len(rest) + sum([element_bytes(one[1]) for one in named if one is not None])
+    return len(rest) + sum([element_bytes(tensor[1]) for tensor in named if tensor is not None])
 
 
 _DTYPE: Final = 1

@@ -219,9 +219,9 @@ def _grisu2(value: float) -> tuple[int, int]:
     return _digits(high, high - low, gap, -(top + power_exponent + 64), exponent)
 
 
-def _product(one: int, other: int) -> int:
+def _product(factor: int, other: int) -> int:
     """Return the upper half of a 128-bit product, rounded."""
-    return (one * other + (1 << 63)) >> 64
+    return (factor * other + (1 << 63)) >> 64
 
 
 @cache
@@ -243,8 +243,8 @@ def _power_of_ten(top: int) -> tuple[int, int, int]:
 
 def _digits(high: int, delta: int, gap: int, shift: int, exponent: int) -> tuple[int, int]:
     """Return the fewest leading digits of `high` within `delta` below it, rounded towards the value at `gap`."""
-    one = 1 << shift
-    integer, rest = high >> shift, high & (one - 1)
+    unit = 1 << shift
+    integer, rest = high >> shift, high & (unit - 1)
     number = 0
     for place in range(len(str(integer)) - 1, -1, -1):
         digit, integer = divmod(integer, 10**place)
@@ -256,11 +256,11 @@ def _digits(high: int, delta: int, gap: int, shift: int, exponent: int) -> tuple
     while True:
         rest, delta, place = rest * 10, delta * 10, place - 1
         number = number * 10 + (rest >> shift)
-        rest &= one - 1
+        rest &= unit - 1
         if rest < delta:
             # The original's table of powers ends here.
             scaled = gap * 10**-place & _MASK if place > -9 else 0
-            return _grisu_round(number, delta, rest, one, scaled), exponent + place
+            return _grisu_round(number, delta, rest, unit, scaled), exponent + place
 
 
 def _grisu_round(number: int, delta: int, rest: int, unit: int, gap: int) -> int:

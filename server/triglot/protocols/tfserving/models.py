@@ -145,8 +145,8 @@ def _ordered_value(value: Any, message: Any) -> Any:
         return value
     if message.GetOptions().map_entry:
         inner = message.fields_by_name["value"].message_type
-        return {key: _ordered_value(one, inner) for key, one in value.items()}
-    return [_ordered(one, message) for one in value] if isinstance(value, list) else _ordered(value, message)
+        return {key: _ordered_value(item, inner) for key, item in value.items()}
+    return [_ordered(item, message) for item in value] if isinstance(value, list) else _ordered(value, message)
 
 
 def encode_status(response: management_pb2.GetModelStatusResponse) -> bytes:

@@ -229,7 +229,11 @@ class Recorder(RequestRecorder):
     def configure(self, own: Mapping[str, Recording]) -> None:
         """See `RequestRecorder`."""
         self._own = own
-        wanted = {one.prefix for one in (self._recording, *own.values()) if one is not None and one.rate > 0}
+        wanted = {
+            recording.prefix
+            for recording in (self._recording, *own.values())
+            if recording is not None and recording.rate > 0
+        }
         for prefix in wanted - self._logs.keys():
             files = RecordFiles(prefix + self._suffix, self._max_bytes, self._max_files)
             self._logs[prefix] = _RecordLog(prefix + self._suffix, files, self._encode, self._counts)

@@ -68,8 +68,8 @@ def _float(field: Any, value: float) -> float | str:
     return value
 
 
-def _is_same_float32(one: float, other: float) -> bool:
+def _is_same_float32(first: float, other: float) -> bool:
     try:
-        return struct.pack("<f", one) == struct.pack("<f", other)
+        return struct.pack("<f", first) == struct.pack("<f", other)
     except OverflowError:  # Rounding up exceeded the largest value.
         return False

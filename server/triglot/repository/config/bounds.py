@@ -52,7 +52,7 @@ def first_response_buckets(config: pb.ModelConfig) -> tuple[float, ...]:
         given = tuple(control.histogram_options.buckets)
         if not given:
             raise ValueError(f"{key}.histogram_options.buckets: expected at least one, got none")
-        if not all(map(math.isfinite, given)) or any(one >= other for one, other in pairwise(given)):
+        if not all(map(math.isfinite, given)) or any(lower >= upper for lower, upper in pairwise(given)):
             raise ValueError(f"{key}.histogram_options.buckets: expected ascending numbers, got {list(given)}")
         if control.metric_identifier.family == FIRST_RESPONSE:
             buckets = given
@@ -148,10 +148,10 @@ def _lists(message: Message, path: str) -> Iterator[tuple[str, int]]:
             yield name, len(value)
             inner = value.values() if isinstance(value, Mapping) else value
         # All of a list have the same type.
-        for one in inner:
-            if not isinstance(one, Message):
+        for inner_message in inner:
+            if not isinstance(inner_message, Message):
                 break
-            yield from _lists(one, name + ".")
+            yield from _lists(inner_message, name + ".")
 
 
 def _largest(message: Message) -> str:
@@ -184,7 +184,8 @@ def _warm_up_runs(message: pb.ModelConfig) -> int:
 
 def _warm_up_bytes(message: pb.ModelConfig) -> int:
     requests = (
-        max(1, request.batch_size) * sum(_bytes(one.data_type, one.dims) for one in request.inputs.values())
+        max(1, request.batch_size)
+        * sum(_bytes(tensor.data_type, tensor.dims) for tensor in request.inputs.values())
         for request in message.model_warmup
     )
     return max(requests, default=0)
@@ -193,7 +194,7 @@ def _warm_up_bytes(message: pb.ModelConfig) -> int:
 def _state_bytes(message: pb.ModelConfig) -> int:
     total = 0
     for state in message.sequence_batching.state:
-        initial = [_bytes(one.data_type, one.dims) for one in state.initial_state]
+        initial = [_bytes(initial_state.data_type, initial_state.dims) for initial_state in state.initial_state]
         total += max(_bytes(state.data_type, state.dims), *initial, 0)
     return total
 
@@ -210,7 +211,11 @@ def _bytes(data_type: int, dims: Iterable[int]) -> int:
 def _buckets(message: pb.ModelConfig) -> int:
     controls = message.model_metrics.metric_control
     return max(
-        (len(one.histogram_options.buckets) for one in controls if one.metric_identifier.family == FIRST_RESPONSE),
+        (
+            len(control.histogram_options.buckets)
+            for control in controls
+            if control.metric_identifier.family == FIRST_RESPONSE
+        ),
         default=0,
     )
 

@@ -187,7 +187,7 @@ def _control(key: str, name: str, control: pb.ModelSequenceBatching.Control) -> 
     if kind == "CORRID":
         if pairs:
             raise ValueError(f"{key}: expected a data_type for CONTROL_SEQUENCE_CORRID, got {', '.join(pairs)}")
-        allowed = [f"TYPE_{'STRING' if one == 'BYTES' else one}" for one in CONTROL_DATATYPES[kind]]
+        allowed = [f"TYPE_{'STRING' if datatype == 'BYTES' else datatype}" for datatype in CONTROL_DATATYPES[kind]]
         if (said := pb.DataType.Name(control.data_type)) not in allowed:
             raise ValueError(f"{key}.data_type: expected {either(allowed)}, got {said}")
         return ControlInput(name, kind, datatype_of(f"{key}.data_type", control.data_type))
@@ -202,8 +202,8 @@ def _state(key: str, state: pb.ModelSequenceBatching.State, folder: Path) -> Seq
     if len(state.initial_state) > 1:
         raise ValueError(f"{key}.initial_state: expected at most one, got {len(state.initial_state)}")
     initial = None
-    for one in state.initial_state:
-        initial = _initial(f"{key}.initial_state[0]", one, folder / INITIAL_STATE_FOLDER)
+    for initial_state in state.initial_state:
+        initial = _initial(f"{key}.initial_state[0]", initial_state, folder / INITIAL_STATE_FOLDER)
     with _said_of(key):
         return SequenceState(state.input_name, state.output_name, own, tuple(state.dims), initial)
 

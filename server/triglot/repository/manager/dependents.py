@@ -103,9 +103,9 @@ class Dependents:
     def _forget(self, name: str, number: int) -> None:
         """Forgets the previous load of this version, and those of versions that are no longer wanted."""
         attempts = self._attempts.get(name, {})
-        for one in list(attempts):
-            if one == number or not self._registry.is_wanted(name, one):
-                del attempts[one]
+        for attempted in list(attempts):
+            if attempted == number or not self._registry.is_wanted(name, attempted):
+                del attempts[attempted]
 
     async def _wait(
         self,
@@ -138,7 +138,9 @@ class Dependents:
         levels: list[dict[str, str]] = []  # Maps each part to an ensemble of the level above that contains it.
         level = {name}
         while level and len(levels) <= MAX_MODEL_CALLS and not (levels and name in level):
-            levels.append({part: one for one in sorted(level, reverse=True) for part in self._current_parts(one)})
+            levels.append(
+                {part: model for model in sorted(level, reverse=True) for part in self._current_parts(model)}
+            )
             level = set(levels[-1])
         if not level:
             return
@@ -164,8 +166,8 @@ class Dependents:
         return [self._registry.serving(step.model, step.version) for step in steps]
 
     def _check_served(self, files: ModelFiles, steps: Sequence[Step], served: Served, keys: Keys) -> None:
-        for at, (step, one) in enumerate(zip(steps, served, strict=True)):
-            if one is not None:
+        for at, (step, part) in enumerate(zip(steps, served, strict=True)):
+            if part is not None:
                 continue
             version = f" version {step.version}" if step.version else ""
             why = self._registry.why_not_serving(step.model, step.version)
@@ -245,7 +247,7 @@ class Dependents:
     # --- which are made of which ---
 
     def _steps(self, name: str) -> list[Step]:
-        steps = [step for one in self._attempts.get(name, {}).values() for step in one.steps]
+        steps = [step for attempt in self._attempts.get(name, {}).values() for step in attempt.steps]
         for version in self._registry.wanted_versions(name):
             if version.servable is not None and isinstance(version.servable.model, Ensemble):
                 steps += version.servable.model.steps
@@ -257,7 +259,11 @@ class Dependents:
 
     def needed_by(self, name: str) -> set[str]:
         """Return the wanted ensembles that contain this model."""
-        return {one for one in self._names if self._registry.is_wanted(one) and name in self.parts_of(one)}
+        return {
+            ensemble
+            for ensemble in self._names
+            if self._registry.is_wanted(ensemble) and name in self.parts_of(ensemble)
+        }
 
     def is_waiting(self, name: str) -> bool:
         """Whether an ensemble that is being loaded is waiting for its parts."""
@@ -287,8 +293,8 @@ def _connect(model: Ensemble, servable: Servable, served: Served, keys: Keys) ->
     An output without labels of its own inherits those of the step's output. Raise `ValueError` as `check_fit`
     does, before any change.
     """
-    servables = [one.servable for one in served if one is not None and one.servable is not None]
-    model.connect(servable.signature, [Part(one.signature, one.decoupled) for one in servables], keys)
+    servables = [part.servable for part in served if part is not None and part.servable is not None]
+    model.connect(servable.signature, [Part(part.signature, part.decoupled) for part in servables], keys)
     own = [tensor.name for tensor in model.model_config.outputs if tensor.label_file is not None]
     servable.labels = {
         tensor: part.labels[name]
@@ -300,11 +306,11 @@ def _connect(model: Ensemble, servable: Servable, served: Served, keys: Keys) ->
 
 def _streams(served: Served) -> bool:
     """Whether one of the models is decoupled, and therefore the ensemble."""
-    return any(one is not None and one.servable is not None and one.servable.decoupled for one in served)
+    return any(part is not None and part.servable is not None and part.servable.decoupled for part in served)
 
 
 def _files(served: Served) -> list[ModelFiles | None]:
-    return [None if one is None else one.served for one in served]
+    return [None if part is None else part.served for part in served]
 
 
 def _keys(files: ModelFiles) -> Keys:

@@ -233,12 +233,21 @@ def model_exception(error: ModelLoadError, files: ModelFiles) -> BaseException |
     None if there is none, or the code raised a `ServingError` itself.
     """
     own_types = (ModelLoadError, ServingError)
-    cause = next((one for one in _chain(error, lambda one: one.__cause__) if not isinstance(one, own_types)), None)
+    cause = next(
+        (
+            exception
+            for exception in _chain(error, lambda exception: exception.__cause__)
+            if not isinstance(exception, own_types)
+        ),
+        None,
+    )
     if cause is None or isinstance(cause, ModelFailure):
         return cause
     folder, trace = (files.folder or files.file.parent).absolute(), cause.__traceback__
     own = [
-        one for one in _frames(trace) if Path(one.tb_frame.f_code.co_filename).absolute().is_relative_to(folder)
+        frame
+        for frame in _frames(trace)
+        if Path(frame.tb_frame.f_code.co_filename).absolute().is_relative_to(folder)
     ]
     if not own:
         return None
@@ -256,17 +265,17 @@ def _frames(trace: TracebackType | None) -> Iterator[TracebackType]:
 
 def clear_frames(error: BaseException) -> None:
     """Clear the frames of failed code: they may hold a large, partly loaded model, and errors live in cycles."""
-    for one in _chain(error, lambda one: one.__cause__ or one.__context__):
-        traceback.clear_frames(one.__traceback__)
+    for exception in _chain(error, lambda exception: exception.__cause__ or exception.__context__):
+        traceback.clear_frames(exception.__traceback__)
 
 
 def _chain(
     error: BaseException, cause: Callable[[BaseException], BaseException | None]
 ) -> Iterator[BaseException]:
     """Yield an error, its cause, and so on; end if these form a cycle."""
-    one: BaseException | None = error
+    exception: BaseException | None = error
     seen: set[int] = set()
-    while one is not None and id(one) not in seen:
-        yield one
-        seen.add(id(one))
-        one = cause(one)
+    while exception is not None and id(exception) not in seen:
+        yield exception
+        seen.add(id(exception))
+        exception = cause(exception)

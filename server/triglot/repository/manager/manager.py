@@ -349,7 +349,7 @@ class Manager:
         before = {
             (root.name, root.base_path, root.policy) for root in self._roots if isinstance(root, ModelSettings)
         }
-        same = {one.name for one in models if (one.name, one.base_path, one.policy) in before}
+        same = {model.name for model in models if (model.name, model.base_path, model.policy) in before}
         return lambda name: not self._poll_interval or name not in same
 
     async def refresh(self) -> bool:
@@ -452,8 +452,8 @@ class Manager:
         if dependents:
             names |= self._loaded_along_with(name)
         names &= self.registry.wanted.keys()
-        for one in names:
-            self.registry.forget_errors(one)
+        for unloaded in names:
+            self.registry.forget_errors(unloaded)
         self._forget_requests(names)
         if names:
             self.reconciler.want({**self.registry.wanted, **{key: {} for key in names}})
@@ -604,7 +604,9 @@ class Manager:
         found = await in_thread(lambda: self._scanner.find(self._storage.outlines(self._roots)))
         names = [*found.models, *broken_names(found.problems, found.models, self._roots)]
         duplicates = {
-            Path(key).name: str(one) for key, one in found.problems.items() if isinstance(one, FoundTwice)
+            Path(key).name: str(problem)
+            for key, problem in found.problems.items()
+            if isinstance(problem, FoundTwice)
         }
         return {name: duplicates.get(name, "") for name in names if name not in self.registry.wanted}
 

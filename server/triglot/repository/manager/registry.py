@@ -212,8 +212,10 @@ class Registry:
         """Return why this version, or with "" the last of all, could not be loaded; "" if it was not tried, and
         for an exception of the model's own code, whose text may be secret.
         """
-        failed = [one for one in self.wanted_versions(name) if one.failure and one.state is State.UNAVAILABLE]
-        found = [one for one in failed if version in ("", str(one.files.version))]
+        failed = [
+            wanted for wanted in self.wanted_versions(name) if wanted.failure and wanted.state is State.UNAVAILABLE
+        ]
+        found = [failed_load for failed_load in failed if version in ("", str(failed_load.files.version))]
         return found[-1].reason if found and not found[-1].raised else ""
 
     def why_not_serving(self, name: str, number: int = 0) -> str:

@@ -39,8 +39,10 @@ class SequenceRoutes:
 
     async def ended(self, at_most: float) -> None:
         """Wait until no sequence is open, `at_most` seconds."""
-        tables = [one.sequences for one in self._registry.all_in_memory() if one.sequences is not None]
-        waiting = [asyncio.ensure_future(one.empty.wait()) for one in tables if not one.empty.is_set()]
+        tables = [
+            servable.sequences for servable in self._registry.all_in_memory() if servable.sequences is not None
+        ]
+        waiting = [asyncio.ensure_future(table.empty.wait()) for table in tables if not table.empty.is_set()]
         if not waiting:
             return
         have = "1 version" if len(waiting) == 1 else f"{len(waiting)} versions"
@@ -48,5 +50,5 @@ class SequenceRoutes:
         try:
             await asyncio.wait(waiting, timeout=at_most)
         finally:
-            for one in waiting:
-                one.cancel()
+            for waiter in waiting:
+                waiter.cancel()

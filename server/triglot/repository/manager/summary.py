@@ -101,8 +101,8 @@ def _instances(servable: Servable) -> str:
     return "event loop" if servable.on_loop else _counted(model.instances, "thread", "threads")
 
 
-def _counted(count: int, one: str, more: str) -> str:
-    return f"{count} {one if count == 1 else more}"
+def _counted(count: int, singular: str, more: str) -> str:
+    return f"{count} {singular if count == 1 else more}"
 
 
 def table(summaries: Sequence[VersionSummary]) -> list[str]:
@@ -115,20 +115,20 @@ def table(summaries: Sequence[VersionSummary]) -> list[str]:
     return ["  ".join(cell.ljust(widths[title]) for title, cell in line.items()).rstrip() for line in lines]
 
 
-def _cells(one: VersionSummary) -> Mapping[str, str]:
+def _cells(summary: VersionSummary) -> Mapping[str, str]:
     return {
         title: f"{text[: MAX_CELL - 1]}…" if len(text) > MAX_CELL else text or NOTHING
-        for title, text in _texts_of(one)
+        for title, text in _texts_of(summary)
     }
 
 
-def _texts_of(one: VersionSummary) -> Iterator[tuple[str, str]]:
-    yield "model", one.model
-    yield "version", one.version
-    yield "backend", one.backend
-    yield "inputs", ", ".join(one.inputs)
-    yield "outputs", ", ".join(one.outputs)
-    yield "batching", one.batching
-    yield "instances", one.instances
-    yield "load", "" if one.load_seconds is None else f"{one.load_seconds:.2f} s"
-    yield "state", one.state
+def _texts_of(summary: VersionSummary) -> Iterator[tuple[str, str]]:
+    yield "model", summary.model
+    yield "version", summary.version
+    yield "backend", summary.backend
+    yield "inputs", ", ".join(summary.inputs)
+    yield "outputs", ", ".join(summary.outputs)
+    yield "batching", summary.batching
+    yield "instances", summary.instances
+    yield "load", "" if summary.load_seconds is None else f"{summary.load_seconds:.2f} s"
+    yield "state", summary.state

@@ -97,21 +97,21 @@ def _samples(servable: Servable, requests: Sequence[WarmUpRequest]) -> list[_Sam
     model, signature = servable.model, servable.signature
     samples = [
         _Sample(
-            f"model_warmup '{one.name}'",
-            partial(configured_inputs, one, servable.name, signature, model.max_batch_size),
-            max(1, one.count),
+            f"model_warmup '{request.name}'",
+            partial(configured_inputs, request, servable.name, signature, model.max_batch_size),
+            max(1, request.count),
         )
-        for one in requests
+        for request in requests
     ]
     example: Any = model.example
     if isinstance(example, Mapping):
         return [*samples, _Sample("example", partial(example_inputs, example, signature))]
     if not isinstance(example, Sequence) or isinstance(example, str | bytes):
         raise _not_inputs(servable, "example", example)
-    for number, one in enumerate(example):
-        if not isinstance(one, Mapping):
-            raise _not_inputs(servable, f"example[{number}]", one)
-        samples.append(_Sample(f"example[{number}]", partial(example_inputs, one, signature)))
+    for number, inputs in enumerate(example):
+        if not isinstance(inputs, Mapping):
+            raise _not_inputs(servable, f"example[{number}]", inputs)
+        samples.append(_Sample(f"example[{number}]", partial(example_inputs, inputs, signature)))
     return samples
 
 

@@ -166,7 +166,7 @@ class FileSnapshots:
 
     def keep(self, files: Iterable[ModelFiles]) -> None:
         """Drop the snapshots of all other versions."""
-        keys = {(one.name, one.version) for one in files}
+        keys = {(file.name, file.version) for file in files}
         names = {name for name, _ in keys}
         self._accepted = {key: accepted for key, accepted in self._accepted.items() if key in keys}
         self._written = {key: written for key, written in self._written.items() if key in keys}

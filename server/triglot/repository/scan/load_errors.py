@@ -65,7 +65,9 @@ def by_name(problems: LoadErrors, wanted: Wanted, roots: Iterable[Root]) -> dict
         names = [given.get(key, path.name)]
         if key in places and names[0] not in wanted:
             names = [
-                name for name, versions in wanted.items() if any(_is_at(path, one) for one in versions.values())
+                name
+                for name, versions in wanted.items()
+                if any(_is_at(path, version) for version in versions.values())
             ]
         for name in names:
             named.setdefault(name, problem)

@@ -111,15 +111,17 @@ class Bucket:
     def _readable(self, found: list[StoredObject]) -> Iterator[StoredObject]:
         """Yield the objects that can be read, as far as is known."""
         folders = folders_of(found)
-        listed = Counter(one.path for one in found)
-        for one in found:
-            is_odd = (one.size and one.path in folders) or listed[one.path] > 1
-            if one not in self._not_found and is_odd and not self._is_there(one):
-                self._not_found.add(one)
-            if one in self._not_found:
-                self._skip(self._key(one), "it is listed, and not found; does its key begin or end with '/'?")
+        listed = Counter(stored_object.path for stored_object in found)
+        for stored_object in found:
+            is_odd = (stored_object.size and stored_object.path in folders) or listed[stored_object.path] > 1
+            if stored_object not in self._not_found and is_odd and not self._is_there(stored_object):
+                self._not_found.add(stored_object)
+            if stored_object in self._not_found:
+                self._skip(
+                    self._key(stored_object), "it is listed, and not found; does its key begin or end with '/'?"
+                )
             else:
-                yield one
+                yield stored_object
 
     def _is_there(self, stored: StoredObject) -> bool:
         try:

@@ -113,13 +113,13 @@ class Cache:
     def save_listing(self, name: str, listed: Sequence[StoredObject]) -> None:
         """Keep the objects of a URL for a start while the store is down."""
         incoming = self._incoming / name
-        incoming.write_text(json.dumps([astuple(one) for one in listed]))
+        incoming.write_text(json.dumps([astuple(stored_object) for stored_object in listed]))
         incoming.replace(self._listings / name)
 
     def saved_listing(self, name: str) -> list[StoredObject]:
         """Return the objects that were saved last; none if nothing was."""
         try:
-            return [StoredObject(*one) for one in json.loads((self._listings / name).read_text())]
+            return [StoredObject(*fields) for fields in json.loads((self._listings / name).read_text())]
         except (OSError, ValueError, TypeError):
             return []
 
@@ -128,9 +128,11 @@ class Cache:
         progress = _Progress(missing)
         with ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="download") as pool:
             by_url = defaultdict[Url, list[Future[None]]](list)
-            for one in missing:
-                incoming = _Download(one, self._incoming, self._file(one.url, one.stored), progress)
-                by_url[one.url] += [pool.submit(incoming.get, *part) for part in incoming.parts]
+            for missing_object in missing:
+                incoming = _Download(
+                    missing_object, self._incoming, self._file(missing_object.url, missing_object.stored), progress
+                )
+                by_url[missing_object.url] += [pool.submit(incoming.get, *part) for part in incoming.parts]
             errors = {}
             pending = {future for futures in by_url.values() for future in futures}
             while pending:
@@ -222,8 +224,8 @@ class _Progress:
     """Logs the progress of a download at intervals."""
 
     def __init__(self, missing: Sequence[Missing]) -> None:
-        self._all = sum(one.stored.size for one in missing)
-        first, *others = dict.fromkeys(str(one.url) for one in missing)
+        self._all = sum(missing_object.stored.size for missing_object in missing)
+        first, *others = dict.fromkeys(str(missing_object.url) for missing_object in missing)
         self._urls = first + (f" and {len(others)} more" if others else "")
         self._done = 0
         self._began = self._logged = time.monotonic()

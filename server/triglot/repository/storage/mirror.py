@@ -112,7 +112,9 @@ class Mirror:
     def search_objects(self, store: Store, listed: Sequence[StoredObject]) -> list[Missing]:
         """Return the objects needed for the search: the configurations, or the archive."""
         whole = self._archive is not None
-        return [Missing(self.url, store, one) for one in listed if whole or _is_read(one)]
+        return [
+            Missing(self.url, store, stored_object) for stored_object in listed if whole or _is_read(stored_object)
+        ]
 
     def plan(self, cache: Cache, store: Store, listed: Sequence[StoredObject], request: MirrorRequest) -> Plan:
         """Plans the next snapshot; the objects from `search_objects` must be in the cache."""
@@ -122,14 +124,22 @@ class Mirror:
         if self._archive is not None:
             return Plan(listed, listed, [], request)
         outline = self._at(str(self._number), OUTLINE)
-        self._fill(cache, outline, listed, {one for one in listed if _is_read(one)})
+        self._fill(cache, outline, listed, {stored_object for stored_object in listed if _is_read(stored_object)})
         if outline.is_file():
-            return Plan(listed, listed, [Missing(self.url, store, one) for one in listed], request)
+            return Plan(
+                listed, listed, [Missing(self.url, store, stored_object) for stored_object in listed], request
+            )
         roots = [moved(root, outline) for root in request.roots]
         found = find_models(roots, request.overrides or {}, allow_symlinks=True)
         folders, omitted, chosen = _select(found, request, outline)
-        kept = [one for one in listed if not _is_below(one.path, omitted - self._chosen)]
-        needed = [Missing(self.url, store, one) for one in kept if _is_below(one.path, folders)]
+        kept = [
+            stored_object for stored_object in listed if not _is_below(stored_object.path, omitted - self._chosen)
+        ]
+        needed = [
+            Missing(self.url, store, stored_object)
+            for stored_object in kept
+            if _is_below(stored_object.path, folders)
+        ]
         return Plan(listed, kept, needed, request, chosen)
 
     def publish(self, cache: Cache, plan: Plan) -> None:
@@ -138,7 +148,12 @@ class Mirror:
         if self._archive is not None and plan.listed:
             extract(cache.file(self.url, plan.listed[0]), PurePosixPath(self.url.key).name, target)
         else:
-            self._fill(cache, target, plan.kept, {one for one in plan.kept if cache.has(self.url, one)})
+            self._fill(
+                cache,
+                target,
+                plan.kept,
+                {stored_object for stored_object in plan.kept if cache.has(self.url, stored_object)},
+            )
         link = self._folder / "next"
         link.unlink(missing_ok=True)
         link.symlink_to(str(self._number))
@@ -151,13 +166,13 @@ class Mirror:
         self, cache: Cache, target: Path, objects: Iterable[StoredObject], linked: Collection[StoredObject]
     ) -> None:
         made = set[Path]()
-        for one in objects:
-            file = _inside(target, one.path)
+        for stored_object in objects:
+            file = _inside(target, stored_object.path)
             if file.parent not in made:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 made.add(file.parent)
-            if one in linked:
-                cache.link(self.url, one, file)
+            if stored_object in linked:
+                cache.link(self.url, stored_object, file)
             else:
                 file.touch()
 
@@ -173,14 +188,14 @@ def _select(
         return PurePosixPath(os.path.relpath(path, outline))
 
     for name, versions in found.models.items():
-        of_versions = {one.version: below(one.folder or one.file) for one in versions}
+        of_versions = {version.version: below(version.folder or version.file) for version in versions}
         folder = found.folders.get(name)
         own = {below(folder)} if folder is not None else set(of_versions.values())
         if request.names is not None and name not in request.names:
             omitted |= own
             continue
         # Several models may share an environment outside of their folders.
-        environments = {one.config.environment for one in versions}
+        environments = {version.config.environment for version in versions}
         needed |= own | {below(path) for path in environments if path is not None}
         wanted = policies.get(name, found.policies.get(name, ALL)).wanted(list(of_versions))
         for number, path in of_versions.items():

@@ -66,15 +66,15 @@ def without_secrets(text: str) -> str:
 
 def folders_of(found: Iterable[StoredObject]) -> set[str]:
     """Return the paths of all folders that the objects are in."""
-    return {str(parent) for one in found for parent in PurePosixPath(one.path).parents}
+    return {str(parent) for stored_object in found for parent in PurePosixPath(stored_object.path).parents}
 
 
 def without_folders(found: Iterable[StoredObject]) -> list[StoredObject]:
     """Remove the empty objects that mark folders. Raise `StoreError` if a file and a folder have one name."""
     found = list(found)
     folders = folders_of(found)
-    files = [one for one in found if one.size or one.path not in folders]
-    if conflict := next((one.path for one in files if one.path in folders), ""):
+    files = [stored_object for stored_object in found if stored_object.size or stored_object.path not in folders]
+    if conflict := next((stored_object.path for stored_object in files if stored_object.path in folders), ""):
         raise StoreError(f"{conflict} is an object, and a folder of others; remove or rename one of them")
     return files
 

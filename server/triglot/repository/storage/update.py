@@ -47,7 +47,9 @@ def update(cache: Cache, requests: Mapping[Mirror, MirrorRequest], *, settle: bo
         for mirror in requests:
             problem = problems.get(mirror)
             mirror.problem = "" if problem is None else f"{mirror.url}: {_text(problem)}"
-        requests = {mirror: requests[mirror] for mirror, one in problems.items() if isinstance(one, ObjectChanged)}
+        requests = {
+            mirror: requests[mirror] for mirror, problem in problems.items() if isinstance(problem, ObjectChanged)
+        }
         if not requests or not tries_left:
             return
 
@@ -73,12 +75,18 @@ class _Update:
         if not updates:
             return self._problems
         with self._cache.locked():
-            self._download([one for mirror, listing in updates.items() for one in mirror.search_objects(*listing)])
+            self._download(
+                [
+                    missing_object
+                    for mirror, listing in updates.items()
+                    for missing_object in mirror.search_objects(*listing)
+                ]
+            )
             plans: dict[Mirror, Plan] = {}
             for mirror, (store, listed) in self._without_problems(updates):
                 with self._collecting(mirror):
                     plans[mirror] = mirror.plan(self._cache, store, listed, self._requests[mirror])
-            self._download([one for plan in plans.values() for one in plan.needed])
+            self._download([missing_object for plan in plans.values() for missing_object in plan.needed])
             for mirror, plan in self._without_problems(plans):
                 with self._collecting(mirror):
                     mirror.publish(self._cache, plan)
@@ -105,7 +113,11 @@ class _Update:
         return store, listed
 
     def _download(self, objects: Iterable[Missing]) -> None:
-        missing = [one for one in objects if not self._cache.has(one.url, one.stored)]
+        missing = [
+            missing_object
+            for missing_object in objects
+            if not self._cache.has(missing_object.url, missing_object.stored)
+        ]
         if not missing:
             return
         errors = self._cache.download(missing)

@@ -61,12 +61,12 @@ def hang_up(peer: str, port: int) -> None:
     except OSError as error:
         log.warning("cannot close the connection of %s: %s", peer, error)
         return
-    for one in files:
+    for descriptor in files:
         with suppress(OSError):  # Closed meanwhile, or not a connection.
-            if not stat.S_ISSOCK(os.fstat(one).st_mode):
+            if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
                 continue
             # A duplicate descriptor, because the core keeps and closes its own.
-            with socket.socket(fileno=os.dup(one)) as found:
+            with socket.socket(fileno=os.dup(descriptor)) as found:
                 if found.family not in (socket.AF_INET, socket.AF_INET6):
                     continue
                 if found.getsockname()[1] == port and _address(*found.getpeername()[:2]) == wanted:

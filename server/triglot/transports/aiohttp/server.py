@@ -90,7 +90,9 @@ class AiohttpServer(HttpServer):
     def idle_connections(self) -> list[IdleConnection]:
         """See the base class."""
         connections = [] if self._runner.server is None else self._runner.server.connections
-        return [one for one in connections if isinstance(one, Connection) and one.is_idle]
+        return [
+            connection for connection in connections if isinstance(connection, Connection) and connection.is_idle
+        ]
 
     async def close(self) -> None:
         await self._runner.cleanup()

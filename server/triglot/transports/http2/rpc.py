@@ -173,7 +173,7 @@ class Rpc(GrpcCall):
         row = self.row
         assert row is not None
         names, certificate_names = access.fields[GRPC], self.protocol.certificate_names
-        fields = [one for one in self.head.credentials if one[0] in names]
+        fields = [credential for credential in self.head.credentials if credential[0] in names]
         try:
             self.permission = permission = access.permission(row.method.operation, GRPC, fields, certificate_names)
             if permission.limits is not None:

@@ -129,7 +129,7 @@ class H2Server:
 
     def idle_connections(self) -> list[IdleConnection]:
         """Return the connections that wait for a call, or for their first byte."""
-        return [*self.sniffers, *(one for one in self.connections if one.is_idle)]
+        return [*self.sniffers, *(connection for connection in self.connections if connection.is_idle)]
 
     def _idle_here(self) -> list[IdleConnection]:
         """As `idle_connections`, with REST's if all of them are on this port."""

@@ -171,7 +171,7 @@ class Field:
     def _binary_values(self) -> list[bytes]:
         # Not kept: of many short values, the objects are much larger than the field.
         # One field may hold several values, and padding may be omitted.
-        parts = [one + b"=" * (-len(one) % 4) for one in self.value.split(b",")]
+        parts = [part + b"=" * (-len(part) % 4) for part in self.value.split(b",")]
         return [base64.b64decode(part, validate=True) for part in parts]
 
     def metadata(self) -> Iterable[tuple[str, str | bytes]]:
