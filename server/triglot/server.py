@@ -99,7 +99,7 @@ class Server:
             raise TypeError("expected paths or models, got both")
         self.config = config or Config()
         control = control or Control()
-        if self.config.workers > 1 and control.alone:
+        if self.config.workers > 1 and control.single_process:
             raise ConfigError("workers: expected 1; only the command line can start more workers")
         own = (models or ()) if started_with is None else started_with
         prefixes = [self.config.request_log] if self.config.request_log else []
@@ -218,7 +218,7 @@ class Server:
         make: Callable[..., RequestRecorder] = _part("request_log", "observer", "request records")
         self.dataplane.recorder = make(
             _recording(self.config),
-            suffix="" if control.alone else f"-w{control.number}",
+            suffix="" if control.single_process else f"-w{control.number}",
             max_bytes=self.config.request_log_file_size,
             max_files=self.config.request_log_files,
         )
@@ -335,7 +335,7 @@ class Server:
             self.telemetry.observers,
             self._log_handler,
             file=self.config.log_file,
-            worker=0 if control.alone else control.number,
+            worker=0 if control.single_process else control.number,
             log_format=self.config.log_format,
             verbose_level=self.config.log_verbose_level,
             access_lines=self.config.access_log,

@@ -20,7 +20,7 @@ import triglot
 from triglot.core.errors import Code, ServingError
 from triglot.executors.process.environment import LENT
 from triglot.platform.archives import tar_filter, unpack
-from triglot.platform.unpacked import FOLDER, WHOLE
+from triglot.platform.unpacked import COMPLETE, FOLDER
 from waiting import until
 
 X = {"X": np.arange(3, dtype=np.int32)}
@@ -94,7 +94,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def unpacked(cache: Path) -> list[Path]:
-    return [place / FOLDER for place in cache.iterdir() if (place / WHOLE).exists()]
+    return [place / FOLDER for place in cache.iterdir() if (place / COMPLETE).exists()]
 
 
 def folders(cache: Path) -> list[Path]:
@@ -187,7 +187,7 @@ async def test_an_archive_that_changes(environment: Path, tmp_path: Path, cache:
         # The first one was in use when the second one came.
         assert len(unpacked(cache)) == 2
     # Of a server that has ended half way, too, nothing is left.
-    (first.parent / WHOLE).unlink()
+    (first.parent / COMPLETE).unlink()
     packed(tmp_path / "again", archive)
     async with serving(path.parent, **options) as client:
         assert (await client.infer("own", X)).parameters["said"] == "changed"
@@ -201,7 +201,7 @@ async def test_an_archive_that_was_unpacked_in_part(environment: Path, tmp_path:
     packed(environment, tmp_path / "environment.tgz")
     async with serving(path):
         (folder,) = unpacked(cache)
-    (folder.parent / WHOLE).unlink()
+    (folder.parent / COMPLETE).unlink()
     (folder / "bin" / "activate").unlink()
     async with serving(path) as client:
         assert (await client.infer("own", X)).parameters["activated"]

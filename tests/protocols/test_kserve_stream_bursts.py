@@ -111,7 +111,7 @@ class Bursts(Requests):
         self._arrived, self._others = deque(arrived), deque(others)
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         return not self._arrived and not self._others
 
     def take(self) -> bytes | None:
@@ -127,7 +127,7 @@ class Collected(Sink):
 
     def __init__(self) -> None:
         self.responses: list[bytes] = []
-        self.ended = asyncio.Event()
+        self.has_ended = asyncio.Event()
 
     def send(self, response: bytes, /) -> bool:
         self.responses.append(response)
@@ -135,7 +135,7 @@ class Collected(Sink):
 
     def end(self, error: ServingError | None, /) -> None:
         assert error is None
-        self.ended.set()
+        self.has_ended.set()
 
 
 async def test_no_request_overtakes_another_when_the_stream_begins() -> None:
@@ -153,7 +153,7 @@ async def test_no_request_overtakes_another_when_the_stream_begins() -> None:
         conversation.receive()
         requests.arrive()
         conversation.receive()
-        await sink.ended.wait()
+        await sink.has_ended.wait()
     values = [value(pb.ModelStreamInferResponse.FromString(response)) for response in sink.responses]
     assert values == began == list(range(6))
 

@@ -65,7 +65,7 @@ class PlanModel:
         self.most_wanted = max(self.most_wanted, len(wanted))
         for number, files in self.wanted.items():
             entry = self.known.get(number)
-            if entry is None or (entry.gone and (number not in before or needs_load(entry, files))):
+            if entry is None or (entry.closed_to_calls and (number not in before or needs_load(entry, files))):
                 self.known[number] = Version(files)
             elif number not in before:
                 entry.retry = entry.error is not None
@@ -154,7 +154,7 @@ class PlanModel:
         assert self.wanted.get(number) == files
         version = self.known[number]
         assert version.retry or version.files != files or version.state is State.START, "there is a reason"
-        if version.gone:  # What it failed with was of other files.
+        if version.closed_to_calls:  # What it failed with was of other files.
             version = self.known[number] = Version(files)
         self.loading = version, version.files
         version.files, version.retry = files, False

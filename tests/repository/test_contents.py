@@ -29,7 +29,7 @@ def write(file: Path, text: str, seconds: int) -> None:
 
 def stamp(file: Path, *, single_file: bool = False, config: ModelConfig | None = None) -> int:
     return stamp_of(
-        contents_of(ModelFiles("m", 1, "any", file, alone=single_file, config=config or ModelConfig()))
+        contents_of(ModelFiles("m", 1, "any", file, single_file=single_file, config=config or ModelConfig()))
     )
 
 

@@ -13,7 +13,7 @@ from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.connection import Connection
 from triglot.transports.http2.core.events import DataReceived
 from triglot.transports.http2.core.limits import Limits
-from triglot.transports.http2.core.receiving import RequestReceived, WholeRequest
+from triglot.transports.http2.core.receiving import CompleteRequest, RequestReceived
 
 END_BOTH = frames.END_HEADERS | frames.END_STREAM
 # One byte for each of the first two; a literal path.
@@ -33,14 +33,14 @@ class Part:
 
     stream: int
     data: bytes
-    ended: bool
+    end_stream: bool
 
 
 def joined(events: Iterable[Any]) -> Iterator[Any]:
     """The events, with the parts of a body put together."""
     for event in events:
         if isinstance(event, DataReceived):
-            yield Part(event.stream, b"".join(event.parts), event.ended)
+            yield Part(event.stream, b"".join(event.parts), event.end_stream)
         else:
             yield event
 
@@ -64,14 +64,14 @@ def act(connection: Connection, events: list[Any]) -> list[Any]:
     seen: list[Any] = []
     bodies: dict[int, Part] = {}
     for event in joined(events):
-        if isinstance(event, WholeRequest):
-            seen.append(RequestReceived(event.stream, event.headers, ended=False))
-            seen.append(Part(event.stream, event.body, ended=True))
+        if isinstance(event, CompleteRequest):
+            seen.append(RequestReceived(event.stream, event.headers, end_stream=False))
+            seen.append(Part(event.stream, event.body, end_stream=True))
         elif isinstance(event, Part):
             connection.consumed(event.stream, len(event.data))
             if event.stream in bodies:
                 bodies[event.stream].data += event.data
-                bodies[event.stream].ended |= event.ended
+                bodies[event.stream].end_stream |= event.end_stream
             else:
                 bodies[event.stream] = event
                 seen.append(event)

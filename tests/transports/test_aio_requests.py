@@ -51,7 +51,7 @@ class Taker:
 
     @property
     def is_over(self) -> bool:
-        return self.requests.ended
+        return self.requests.has_ended
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ from triglot.transports.http2.core.connection import FEW_BYTES, MANY_RUNNING, RE
 from triglot.transports.http2.core.events import ConnectionEnded, GoneAway, StreamReset
 from triglot.transports.http2.core.frames import ErrorCode
 from triglot.transports.http2.core.limits import Limits
-from triglot.transports.http2.core.receiving import RequestReceived, WholeRequest
+from triglot.transports.http2.core.receiving import CompleteRequest, RequestReceived
 
 
 def test_unknown_frames_settings_and_flags_say_nothing() -> None:
@@ -70,7 +70,7 @@ def test_how_large_a_frame_may_be(size: int) -> None:
     server = connection(max_frame=100_000)
     events = act(server, server.feed(greeting() + OPEN + data(1, bytes(size))))
     if size <= 100_000:
-        assert events[1:] == [Part(1, bytes(size), ended=True)]
+        assert events[1:] == [Part(1, bytes(size), end_stream=True)]
     else:
         assert isinstance(events[-1], ConnectionEnded)
         assert events[-1].code is ErrorCode.FRAME_SIZE_ERROR
@@ -83,7 +83,7 @@ def test_padding_alone_ends_a_request_too(padding: int) -> None:
     events = act(
         server, server.feed(greeting() + OPEN + frame(frames.DATA, flags, 1, bytes([padding]) + bytes(padding)))
     )
-    assert events[1:] == [Part(1, b"", ended=True)]
+    assert events[1:] == [Part(1, b"", end_stream=True)]
 
 
 def test_a_block_that_changes_the_tables_size_is_read_each_time() -> None:
@@ -103,7 +103,7 @@ def test_whole_requests_keep_to_the_connections_window() -> None:
     server = connection(connection_window=70_000, stream_window=100_000)
     server.feed(greeting())
     events = [event for number in range(1, 61, 2) for event in server.feed(request(number, bytes(5000)))]
-    assert sum(isinstance(event, WholeRequest) for event in events) == 30
+    assert sum(isinstance(event, CompleteRequest) for event in events) == 30
     server.feed(frame(frames.HEADERS, frames.END_HEADERS, 61, BLOCK) + data(61, bytes(20_000), end=False))
     assert not server.over
     (*_, end) = server.feed(request(63, bytes(50_000)))
@@ -165,7 +165,7 @@ def test_a_block_in_many_frames_with_padding_and_priority() -> None:
     )
     (event,) = events
     assert isinstance(event, RequestReceived)
-    assert event.ended
+    assert event.end_stream
     assert event.headers.path == "/a/b"
 
 
@@ -203,14 +203,14 @@ def test_a_long_block_leaves_in_several_frames() -> None:
 def test_a_request_that_is_there_is_one_event() -> None:
     server = connection(stream_window=20)
     events = server.feed(greeting() + b"".join(request(number, b"body") for number in (1, 3, 5)))
-    assert [(event.stream, event.body) for event in events if isinstance(event, WholeRequest)] == [
+    assert [(event.stream, event.body) for event in events if isinstance(event, CompleteRequest)] == [
         (1, b"body"),
         (3, b"body"),
         (5, b"body"),
     ]
     # Each of these is looked at more closely.
     refused = request(7, bytes(21)) + request(5, b"") + request(4, b"")
-    assert not any(isinstance(event, WholeRequest) for event in server.feed(refused))
+    assert not any(isinstance(event, CompleteRequest) for event in server.feed(refused))
     assert frames.rst_stream(7, ErrorCode.FLOW_CONTROL_ERROR) in server.out.take()
 
 
@@ -294,7 +294,7 @@ def test_little_is_read_at_a_time_while_many_handlers_run_on() -> None:
     assert len(server.get_buffer()) == FEW_BYTES
     first, *parts = act(server, server.feed(request(1, bytes(5000))))
     assert isinstance(first, RequestReceived)
-    assert parts == [Part(1, bytes(5000), ended=True)]
+    assert parts == [Part(1, bytes(5000), end_stream=True)]
     server.untrack_handler()
     assert len(server.get_buffer()) > FEW_BYTES
 

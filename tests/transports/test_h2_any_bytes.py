@@ -51,7 +51,7 @@ def _kinds(sent: bytes) -> list[int]:
 
 def comparable(events: list[Any]) -> list[Any]:
     return [
-        (event.stream, pairs_of(event.headers.fields), event.ended)
+        (event.stream, pairs_of(event.headers.fields), event.end_stream)
         if isinstance(event, RequestReceived)
         else event
         for event in events

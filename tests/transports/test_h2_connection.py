@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from triglot.transports.http2.core.connection import Connection
 from triglot.transports.http2.core.events import Drained
 from triglot.transports.http2.core.limits import Limits
-from triglot.transports.http2.core.receiving import RequestReceived, RpcHead, WholeRequest
+from triglot.transports.http2.core.receiving import CompleteRequest, RequestReceived, RpcHead
 
 REQUEST = [
     (":method", "POST"),
@@ -90,14 +90,14 @@ class Pair:
         if isinstance(event, RequestReceived):
             self.asked[event.stream] = event.headers
             self.bodies[event.stream] = b""
-            if event.ended:
+            if event.end_stream:
                 self._answer(event.stream)
         elif isinstance(event, Part):
             self.bodies[event.stream] += bytes(event.data)
             self.server.consumed(event.stream, len(event.data))
-            if event.ended:
+            if event.end_stream:
                 self._answer(event.stream)
-        elif isinstance(event, WholeRequest):
+        elif isinstance(event, CompleteRequest):
             self.asked[event.stream] = event.headers
             self.bodies[event.stream] = event.body
             self.complete_requests += 1

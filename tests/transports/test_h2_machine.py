@@ -23,7 +23,7 @@ from triglot.transports.http2.core.connection import Connection
 from triglot.transports.http2.core.events import ConnectionEnded, RequestEnded, StreamReset
 from triglot.transports.http2.core.frames import ErrorCode
 from triglot.transports.http2.core.limits import Limits
-from triglot.transports.http2.core.receiving import RequestReceived, WholeRequest
+from triglot.transports.http2.core.receiving import CompleteRequest, RequestReceived
 
 WINDOWS = st.sampled_from([0, 100, 5_000, 65_535, 1_000_000])
 SIZES = st.integers(0, 300) | st.sampled_from([16_384, 16_385, 40_000, 200_000])
@@ -99,19 +99,19 @@ class Pair(RuleBasedStateMachine):
     def at_server(self, event: Any) -> None:
         assert not isinstance(event, ConnectionEnded), event.text
         stream = self.streams[event.stream] if hasattr(event, "stream") else None
-        if isinstance(event, RequestReceived | WholeRequest):
+        if isinstance(event, RequestReceived | CompleteRequest):
             assert stream is not None
             assert dict(pairs_of(event.headers.fields)) == {
                 name.encode(): value.encode() for name, value in REQUEST
             }
-            if isinstance(event, WholeRequest):
+            if isinstance(event, CompleteRequest):
                 stream.received += event.body
-            stream.received_all = isinstance(event, WholeRequest) or event.ended
+            stream.received_all = isinstance(event, CompleteRequest) or event.end_stream
         elif isinstance(event, Part):
             assert stream is not None
             stream.received += event.data
             stream.unread += len(event.data)
-            stream.received_all = event.ended
+            stream.received_all = event.end_stream
         elif isinstance(event, RequestEnded):
             assert stream is not None
             stream.received_all = True

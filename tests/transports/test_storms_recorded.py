@@ -14,7 +14,7 @@ from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.connection import Connection
 from triglot.transports.http2.core.events import ConnectionEnded, StreamReset
 from triglot.transports.http2.core.frames import ErrorCode
-from triglot.transports.http2.core.receiving import RequestReceived, WholeRequest
+from triglot.transports.http2.core.receiving import CompleteRequest, RequestReceived
 from waiting import until
 
 FOLDER = Path(__file__).parent / "recordings"
@@ -52,7 +52,7 @@ class Core:
             if isinstance(event, StreamReset):
                 assert not event.by_us
                 self.resets += 1
-            elif isinstance(event, RequestReceived | WholeRequest):
+            elif isinstance(event, RequestReceived | CompleteRequest):
                 if event.headers.path == f"{PATH}Echo":
                     self.healthy.append(event.stream)
                     self.connection.out.headers(event.stream, b"\x88", end=True)

@@ -159,8 +159,8 @@ class AccessControl(Authorizer):
         else:
             if replaced:
                 log.info("the new access file is in force, clients and issuers: %s", ", ".join(self._rules.names))
-                if gone := [name for name in before if name not in self._rules.names]:
-                    log.warning("the new access file takes all rights from: %s", ", ".join(gone))
+                if removed := [name for name in before if name not in self._rules.names]:
+                    log.warning("the new access file takes all rights from: %s", ", ".join(removed))
         self._problem = problem
 
     def _parsed(self, file: WatchedFile) -> AccessRules:

@@ -138,7 +138,7 @@ class Layout:
         return _pandas().to_datetime(array) if isinstance(value, np.datetime64) else array
 
 
-class Whole:
+class RowLayout:
     """The layout of an estimator that does not count its features: it gets the rows as they are sent.
 
     `example` is a row that it takes. Rows of text, or of numbers, are an input `x` of `datatype`; any others are
@@ -181,7 +181,7 @@ class Whole:
         return rows
 
 
-def layouts(file: Path, estimator: Any, number: str) -> Iterator[Layout | Whole]:
+def layouts(file: Path, estimator: Any, number: str) -> Iterator[Layout | RowLayout]:
     """Yield possible layouts for an estimator, the most likely first; `number` is the datatype of numbers.
 
     Raise `MissingDependency` if the estimator was fitted on a DataFrame and pandas is missing: it selects its
@@ -191,8 +191,8 @@ def layouts(file: Path, estimator: Any, number: str) -> Iterator[Layout | Whole]
     names = getattr(estimator, "feature_names_in_", None)
     if count is None:
         for text in (*_TEXTS, ""):
-            yield Whole(text, "BYTES")
-        yield from (Whole({}), Whole([TEXT]))
+            yield RowLayout(text, "BYTES")
+        yield from (RowLayout({}), RowLayout([TEXT]))
         # The first part that counts its features may be given what the estimator is given.
         inner = next((part for part in parts(estimator) if getattr(part, "n_features_in_", None)), None)
         if inner is None:
@@ -211,7 +211,7 @@ def numbers(number: str, count: int, names: Sequence[str] | None = None) -> Layo
     return Layout([0.0] * count, number, names)
 
 
-def untried(file: Path, estimator: Any) -> Whole | None:
+def untried(file: Path, estimator: Any) -> RowLayout | None:
     """Return the layout of an estimator that accepts no example row, None if that is no layout but a failure.
 
     One that does not count its features is given whatever is sent, and one that was fitted on a DataFrame a
@@ -219,7 +219,7 @@ def untried(file: Path, estimator: Any) -> Whole | None:
     """
     names = getattr(estimator, "feature_names_in_", None)
     if names is not None:
-        return Whole({}, frame=_data_frame(file, estimator), names=list(names))
+        return RowLayout({}, frame=_data_frame(file, estimator), names=list(names))
     if hasattr(estimator, "n_features_in_"):
         return None
     try:
@@ -227,8 +227,8 @@ def untried(file: Path, estimator: Any) -> Whole | None:
     except ModuleNotFoundError:
         frame = None
     if any(hasattr(part, "feature_names_in_") or _knows_texts(part) for part in parts(estimator)):
-        return Whole({}, frame=frame)
-    return Whole([], "FP64", frame)
+        return RowLayout({}, frame=frame)
+    return RowLayout([], "FP64", frame)
 
 
 def parts(estimator: Any) -> Iterator[Any]:

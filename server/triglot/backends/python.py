@@ -21,7 +21,7 @@ from triglot.backends.child_modules import unique_name
 from triglot.backends.foreign_classes import mentions
 from triglot.backends.model_modules import ModelModules, ModuleFinder
 from triglot.core.errors import MissingDependency, ModelLoadError, NeedsProcess
-from triglot.model.config import ELSEWHERE, ModelConfig
+from triglot.model.config import REMOTE_EXECUTIONS, ModelConfig
 from triglot.model.model import Model, is_async
 from triglot.model.reshaping import warn_of_reshapes
 from triglot.model.scheduling_rules import check_ray
@@ -101,9 +101,9 @@ def _load(file: Path, config: ModelConfig, module: ModuleType, finder: ModuleFin
     try:
         model_class = _model_class(file, module)
         _check_plain(file, model_class)
-        if config.execution not in ELSEWHERE:  # Otherwise each process would log it.
+        if config.execution not in REMOTE_EXECUTIONS:  # Otherwise each process would log it.
             _warn_of_misspelt(file, model_class)
-        if (execution := model_class.execution) in ELSEWHERE and not config.execution:
+        if (execution := model_class.execution) in REMOTE_EXECUTIONS and not config.execution:
             if execution == "ray":
                 check_ray(model_class)
             text = f"{file}: execution {execution!r}: expected to be loaded by a server"

@@ -24,7 +24,7 @@ import sklearn
 from sklearn.exceptions import NotFittedError
 
 from triglot.backends import described, error_text, missing_dependency, warn_of_unknown
-from triglot.backends.features import Layout, Whole, layouts, numbers, parts, untried
+from triglot.backends.features import Layout, RowLayout, layouts, numbers, parts, untried
 from triglot.backends.pickles import content_of
 from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument, MissingDependency, ModelLoadError
@@ -138,7 +138,7 @@ class EstimatorModel(Model):
     takes_parameters = True
     any_inputs = True
 
-    def __init__(self, file: Path, estimator: Any, candidates: Iterable[Layout | Whole]) -> None:
+    def __init__(self, file: Path, estimator: Any, candidates: Iterable[Layout | RowLayout]) -> None:
         methods = [name for name in METHODS if hasattr(estimator, name)]
         if not methods:
             raise ModelLoadError(f"{file}: {type(estimator).__name__} has none of {', '.join(METHODS)}")
@@ -199,8 +199,8 @@ def _arguments(estimator: Any, method: str) -> set[str]:
 
 
 def _probe(
-    file: Path, estimator: Any, methods: Sequence[str], candidates: Iterable[Layout | Whole]
-) -> tuple[Layout | Whole, dict[str, list[TensorSpec]]]:
+    file: Path, estimator: Any, methods: Sequence[str], candidates: Iterable[Layout | RowLayout]
+) -> tuple[Layout | RowLayout, dict[str, list[TensorSpec]]]:
     """Return the first layout that works, and the outputs of each method."""
     errors: list[Exception] = []
     for layout in candidates:

@@ -109,10 +109,10 @@ def main(arguments: Sequence[str] | None = None, *, spec: str = "") -> int:
         if start.config.workers == 1 and not start.config.rotated_files:
             _end_at_hangup()
         control: Control = parts.load("part", "worker")(spec) if spec else Control()
-        handler = _set_up_logging(start.config, 0 if control.alone else control.number)
+        handler = _set_up_logging(start.config, 0 if control.single_process else control.number)
         if start.config.log_format == JSON and start.fails is print_error:
             start = replace(start, fails=partial(log.critical, "%s"))
-        if start.config.workers > 1 and control.alone and start.test is None:
+        if start.config.workers > 1 and control.single_process and start.test is None:
             return supervised(start, arguments)
         with start.surroundings(control.number):
             return run(start, handler, control)

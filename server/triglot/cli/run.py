@@ -191,7 +191,7 @@ async def _serve(start: Start, handler: logging.Handler, control: Control, servi
         log.info("%s", line)
     hints = hint_lines(server.metadata(), config, server.grpc_port, server.rest_port)
     await control.serving(hints)
-    for line in hints if control.alone else ():
+    for line in hints if control.single_process else ():
         print(line, flush=True)
     if config.model_control_mode == "none" and start.follow is None:
         server.manager.settle()

@@ -478,7 +478,7 @@ async def follow(file: Path, seconds: float, reload: Apply) -> None:
 
     An unchanged file is applied, too: a label may be waiting for its version (tfs 6.2, 6.3).
     """
-    said = ""
+    logged = ""
     while True:
         await asyncio.sleep(seconds)
         text, trouble = "", None
@@ -491,6 +491,6 @@ async def follow(file: Path, seconds: float, reload: Apply) -> None:
             log.debug("%s: %s", file, error.message)
         except Exception as error:  # An error here must not prevent later files from being applied.
             text, trouble = f"{file} could not be applied: {type(error).__name__}: {error}", error
-        if text and text != said:
+        if text and text != logged:
             log.log(logging.ERROR if trouble else logging.WARNING, "%s", text, exc_info=trouble)
-        said = text
+        logged = text

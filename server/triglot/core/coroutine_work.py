@@ -100,7 +100,7 @@ class IteratedRequests:
     async def __anext__(self) -> Any:
         """Return the next request. Raise `ServingError`."""
         while (request := self._requests.take()) is None:
-            if self._requests.ended:
+            if self._requests.has_ended:
                 raise StopAsyncIteration
             self._arrived.clear()
             await self._arrived.wait()

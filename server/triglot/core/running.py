@@ -81,7 +81,7 @@ class Requests(ABC):
 
     @property
     @abstractmethod
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether all requests were taken, and no more can arrive."""
 
     @abstractmethod

@@ -79,7 +79,7 @@ class Wanted:
 class Control:
     """The control of a server with one process. `number`: the number of this worker."""
 
-    alone = True
+    single_process = True
     number = 1
     bound: Bound | None = None
     """The ports, if another process has bound them."""

@@ -652,7 +652,7 @@ class DataPlane:
 
     async def sequences_ended(self, at_most: float) -> None:
         """Wait up to `at_most` seconds until no sequence is open; a stopping server starts no new ones."""
-        await self._sequences.ended(at_most)
+        await self._sequences.wait_ended(at_most)
 
     def _announce(self, _: str | None = None) -> None:
         """Wake all waiters of `readiness_changed`."""

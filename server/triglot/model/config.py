@@ -44,7 +44,7 @@ class VersionPolicy:
 
 EXECUTIONS = ("thread", "process", "ray")
 """Valid values of `execution`."""
-ELSEWHERE = ("process", "ray")
+REMOTE_EXECUTIONS = ("process", "ray")
 """Those whose instances load the model themselves."""
 INLINE_REMOVED = "expected thread, process or ray; 'inline' was removed: an async def infer runs on the event loop"
 ALL = VersionPolicy()

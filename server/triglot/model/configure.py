@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from triglot.core.types import TensorSpec
-from triglot.model.config import ELSEWHERE, ModelConfig, TensorConfig
+from triglot.model.config import REMOTE_EXECUTIONS, ModelConfig, TensorConfig
 from triglot.model.ensemble import Ensemble
 from triglot.model.model import Model, is_decoupled, signatures_of
 from triglot.model.scheduling_rules import CONFIG_KEYS, check_scheduling
@@ -96,7 +96,7 @@ def change_instances(model: Model, config: ModelConfig) -> tuple[int, int] | Non
     """
     if not config.instance_groups:
         return None  # The model decides.
-    if model.places_instances or model.execution in ELSEWHERE:
+    if model.places_instances or model.execution in REMOTE_EXECUTIONS:
         return model.change_instances(config)
     before, model.instances = model.instances, configured_instances(model, config)
     return max(0, model.instances - before), max(0, before - model.instances)
@@ -188,8 +188,10 @@ def _narrowed(
             why = "" if reason is None else f", and cannot return it: {reason}"
             raise ValueError(f"{key}.name: the configuration says {tensor.name!r}, the model has {has}{why}")
         if tensor.datatype not in ("", spec.datatype):
-            said = f"TYPE_{'STRING' if tensor.datatype == 'BYTES' else tensor.datatype} ({tensor.datatype})"
-            raise ValueError(f"{key}.data_type: the configuration says {said}, the model has {spec.datatype}")
+            configured = f"TYPE_{'STRING' if tensor.datatype == 'BYTES' else tensor.datatype} ({tensor.datatype})"
+            raise ValueError(
+                f"{key}.data_type: the configuration says {configured}, the model has {spec.datatype}"
+            )
         shape = spec.shape
         stays_any = shape is None and tensor.dims == ANY_RANK and not config.max_batch_size
         if tensor.dims is not None and not stays_any:

@@ -93,8 +93,8 @@ class Ensemble(Model):
         graph = self._graphs.get(outputs)
         if graph is None:
             names = frozenset(spec.name for spec in self.outputs)
-            is_whole = outputs in (frozenset(), names)
-            needed = range(len(self.steps)) if is_whole else _needed(self.steps, outputs)
+            needs_all_steps = outputs in (frozenset(), names)
+            needed = range(len(self.steps)) if needs_all_steps else _needed(self.steps, outputs)
             graph = _Graph(self._plan, needed, outputs or names)
             if len(self._graphs) < MAX_GRAPHS:
                 self._graphs[outputs] = graph
@@ -398,7 +398,7 @@ class _Prefetch(Generic[T]):
     def __init__(self, items: AsyncGenerator[T, None], most: int, tasks: set[asyncio.Task[None]]) -> None:
         self._most = most
         self._items: deque[T] = deque()
-        self._reading = self._ended = False
+        self._reading = self._has_ended = False
         self._failure: BaseException | None = None
         self._changed, self._has_room = asyncio.Event(), asyncio.Event()
         task = asyncio.get_running_loop().create_task(self._run(items))
@@ -420,7 +420,7 @@ class _Prefetch(Generic[T]):
         except Exception as error:
             self._failure = without_frames(error)
         finally:
-            self._ended = True
+            self._has_ended = True
             self._changed.set()
 
     def __aiter__(self) -> _Prefetch[T]:
@@ -432,7 +432,7 @@ class _Prefetch(Generic[T]):
             self._items.popleft()
             self._has_room.set()
         while not self._items:
-            if self._ended:
+            if self._has_ended:
                 failure, self._failure = self._failure, None
                 try:
                     raise failure or StopAsyncIteration
@@ -457,11 +457,11 @@ def _sequence_parameters(parameters: Parameters) -> dict[str, ParameterValue]:
 
 def _stream_parameters(parameters: Parameters, response: Mapping[str, Any]) -> Parameters:
     """Return the parameters for the steps after a decoupled one: the sequence of its response, if it has one."""
-    said = response.parameters if isinstance(response, Answer) else {}
-    if not any(name in said for name in SEQUENCE):
+    parameters = response.parameters if isinstance(response, Answer) else {}
+    if not any(name in parameters for name in SEQUENCE):
         return parameters
-    flags = {name: said.get(name, False) for name in SEQUENCE[1:]}
-    return {**parameters, "sequence_id": said.get("sequence_id", parameters.get("sequence_id", 0)), **flags}
+    flags = {name: parameters.get(name, False) for name in SEQUENCE[1:]}
+    return {**parameters, "sequence_id": parameters.get("sequence_id", parameters.get("sequence_id", 0)), **flags}
 
 
 async def _drain(responses: _Prefetch[_Prefetch[dict[str, Array]]]) -> dict[str, Array]:

@@ -7,7 +7,7 @@ from math import inf
 from types import MappingProxyType
 
 from triglot.core import checks
-from triglot.model.config import ELSEWHERE, EXECUTIONS, INLINE_REMOVED
+from triglot.model.config import EXECUTIONS, INLINE_REMOVED, REMOTE_EXECUTIONS
 from triglot.model.model import AUTO, Model, is_async, is_decoupled
 from triglot.model.ray_options import RayOptions
 from triglot.model.scheduling import DynamicBatching, OldestStrategy, SequenceBatching
@@ -44,11 +44,11 @@ def check_scheduling(model: Model, keys: Mapping[str, str] = MappingProxyType({}
     checks.flag(named("response_cache"), model.response_cache)
     checks.flag(named("idempotent"), model.idempotent)
     checks.flag(named("inputs_in_place"), model.inputs_in_place)
-    for reason, there in (
+    for reason, applies in (
         ("with sequence_batching", sequences is not None),
         ("for a decoupled model", is_decoupled(model.infer)),
     ):
-        if model.response_cache and there:
+        if model.response_cache and applies:
             raise ValueError(f"{named('response_cache')}: expected false {reason}, got true")
     if model.execution == "inline":
         raise ValueError(f"{named('execution')}: {INLINE_REMOVED}")
@@ -56,7 +56,7 @@ def check_scheduling(model: Model, keys: Mapping[str, str] = MappingProxyType({}
     checks.kind("ray", model.ray, RayOptions)
     check_cpus(named("cpus"), model.cpus)
     # The process attributes of the class may stay set when the configuration selects threads.
-    if model.cpus and not {model.execution, type(model).execution} & {*ELSEWHERE}:
+    if model.cpus and not {model.execution, type(model).execution} & {*REMOTE_EXECUTIONS}:
         raise ValueError(f"{named('cpus')}: expected none without execution 'process', got {list(model.cpus)}")
     check_seconds(named("hang_seconds"), model.hang_seconds)
     check_seconds(named("longest_run"), model.longest_run)

@@ -178,13 +178,13 @@ def _converted(array: Array, datatype: str) -> Array:
         with np.errstate(all="ignore"):
             converted = array.astype(dtype)
         whole = dtype.kind in "bui"
-        if _are_whole(array, dtype) if whole else (np.isfinite(converted) == np.isfinite(array)).all():
+        if _are_integers(array, dtype) if whole else (np.isfinite(converted) == np.isfinite(array)).all():
             return converted
     span = f" from {array.min()} to {array.max()}" if array.size else ""
     raise InvalidArgument(f"expected {datatype} values, got {array.dtype}{span}")
 
 
-def _are_whole(array: Array, dtype: np.dtype[Any]) -> bool:
+def _are_integers(array: Array, dtype: np.dtype[Any]) -> bool:
     """Whether all numbers are integers in the range of `dtype`."""
     if not array.size:
         return True

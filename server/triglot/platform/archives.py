@@ -66,13 +66,13 @@ def unpack(
     """
     room = _Room(archive)
 
-    def counted(member: TarInfo, path: str) -> TarInfo | None:
+    def counting_filter(member: TarInfo, path: str) -> TarInfo | None:
         room.take(member.size)
         return keep(member, path)
 
     try:
         with tarfile.open(archive, mode) as packed:
-            packed.extractall(folder, filter=counted)
+            packed.extractall(folder, filter=counting_filter)
             # The checksum follows the padding of the tar, which `tarfile` may not read.
             while piece := packed.fileobj.read(_PIECE):
                 room.take(len(piece), 0)

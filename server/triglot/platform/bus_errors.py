@@ -28,7 +28,7 @@ _SIGINFO = 4
 """SA_SIGINFO: the handler receives the address."""
 _RESTART = 0x10000000
 """SA_RESTART, as `signal` sets it."""
-_ADDRESS_GONE = 2
+_BUS_ADRERR = 2
 """BUS_ADRERR."""
 _MAX_REPLACED = 16 * 1024 * 1024
 """Limit on the bytes replaced by zeros at once: the system may refuse more."""
@@ -119,7 +119,7 @@ class BusErrors:
     def _handle(self, _: int, info: ctypes._Pointer[_Info], __: int | None) -> None:
         code = info.contents.code
         with suppress(Exception):  # An exception would make the access repeat forever.
-            if code == _ADDRESS_GONE and self._replace(info.contents.address):
+            if code == _BUS_ADRERR and self._replace(info.contents.address):
                 return
         self._restore()
         # A faulting access repeats and reaches the previous handler; a signal that was sent is raised again.

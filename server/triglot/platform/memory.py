@@ -90,9 +90,9 @@ def _glibc() -> ctypes.CDLL | None:
     # Measured, as the address of `malloc` may be that of a stub in an executable with fixed addresses.
     before = _used(library)
     block = library.malloc(_PROBE_BYTES)
-    counted = _used(library) - before
+    measured = _used(library) - before
     library.free(block)
-    return library if counted >= _PROBE_BYTES // 2 else None
+    return library if measured >= _PROBE_BYTES // 2 else None
 
 
 def _used(library: ctypes.CDLL) -> int:

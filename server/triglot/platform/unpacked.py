@@ -23,7 +23,7 @@ from typing import IO
 
 from triglot.platform.archives import TarInfo, tar_filter, unpack
 
-FOLDER, LOCK, WHOLE = "folder", "lock", "whole"
+FOLDER, LOCK, COMPLETE = "folder", "lock", "whole"
 """Names in an archive's place: the folder, its lock, and a file with its source once the folder is complete."""
 _LOOK_SECONDS = 0.1
 """Seconds between attempts to get a lock."""
@@ -73,14 +73,14 @@ class Unpacked:
         lock = (place / LOCK).open("a+")  # For reading and writing, as NFS requires for locks.
         try:
             _wait_for(lock, fcntl.LOCK_SH, cancelled)
-            while not (place / WHOLE).exists():
+            while not (place / COMPLETE).exists():
                 fcntl.flock(lock, fcntl.LOCK_UN)
                 # Who has made the folder meanwhile uses it, and keeps its shared lock.
-                if _wait_for(lock, fcntl.LOCK_EX, cancelled, unless=(place / WHOLE).exists):
-                    if not (place / WHOLE).exists():
+                if _wait_for(lock, fcntl.LOCK_EX, cancelled, unless=(place / COMPLETE).exists):
+                    if not (place / COMPLETE).exists():
                         _sweep(home)
                         _make(make, place / FOLDER)
-                        (place / WHOLE).write_text(source)
+                        (place / COMPLETE).write_text(source)
                     # Between the two locks another process may find the archive changed, and delete the folder.
                     fcntl.flock(lock, fcntl.LOCK_UN)
                 _wait_for(lock, fcntl.LOCK_SH, cancelled)
@@ -101,9 +101,9 @@ def _source_of(archive: Path) -> str:
 
 def _home(kind: str) -> Path:
     """Return the cache's folder of this kind, which only this user can write to. Raise `OSError`."""
-    said = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    configured = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
-        cache = said if said.is_absolute() else Path.home() / ".cache"
+        cache = configured if configured.is_absolute() else Path.home() / ".cache"
         return _own(cache / "triglot" / kind)
     except (OSError, RuntimeError):  # A user without a home, or whose home is not writable.
         home = Path(tempfile.gettempdir()) / f"triglot-{kind}-{os.geteuid()}"
@@ -160,15 +160,15 @@ def _sweep(home: Path) -> None:
     for place in home.iterdir():
         with suppress(OSError, ValueError), (place / LOCK).open("r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not _is_current(place / WHOLE):
-                (place / WHOLE).unlink(missing_ok=True)
+            if not _is_current(place / COMPLETE):
+                (place / COMPLETE).unlink(missing_ok=True)
                 shutil.rmtree(place / FOLDER, ignore_errors=True)
 
 
-def _is_current(whole: Path) -> bool:
-    """Return whether a folder is complete, and its archive unchanged. `whole`: the file with its source."""
+def _is_current(marker: Path) -> bool:
+    """Return whether a folder is complete, and its archive unchanged. `marker`: the file with its source."""
     try:
-        source = whole.read_text()
+        source = marker.read_text()
         return source == _source_of(Path(json.loads(source)[0]))
     except (FileNotFoundError, ValueError):  # Incomplete, or not made of an archive on this machine.
         return False

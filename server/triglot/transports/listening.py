@@ -132,8 +132,8 @@ class Listener:
 
     `make` creates the protocol of each connection. `max_connections`: limit on open ones. `tls` applies to all
     sockets but Unix sockets. `handshake_seconds`: time limit on the TLS handshake. `idle` returns the listener's
-    connections that make room at that limit; `idle_elsewhere` those of other listeners, which make room, too, when
-    the process can open no more files.
+    connections that make room at that limit; `idle_of_other_port` those of other listeners, which make
+    room, too, when the process can open no more files.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Listener:
         tls: Tls | None = None,
         handshake_seconds: float = TLS_HANDSHAKE_SECONDS,
         idle: Idle = tuple,
-        idle_elsewhere: Idle = tuple,
+        idle_of_other_port: Idle = tuple,
     ) -> None:
         self._sockets = sockets
         self._make = make
@@ -153,7 +153,7 @@ class Listener:
         self._tls = tls
         self._handshake_seconds = handshake_seconds
         self._idle = idle
-        self._idle_elsewhere = idle_elsewhere
+        self._idle_of_other_port = idle_of_other_port
         self._looked = -math.inf
         """When no idle connection was found, in the loop's time."""
         self._loop = asyncio.get_running_loop()
@@ -268,7 +268,7 @@ class Listener:
 
     def _fail(self, listening: socket.socket, error: OSError) -> None:
         """Pause after an error of accept(), which a lack of descriptors usually is."""
-        self._make_room(self._idle, self._idle_elsewhere)
+        self._make_room(self._idle, self._idle_of_other_port)
         log.warning("accepting no connections for %.1f s: %s", RETRY_SECONDS, error.strerror)
         self._pause(listening, RETRY_SECONDS)
 

@@ -9,7 +9,7 @@ from typing import Any
 from triglot.core.roles import RunningCall
 
 
-async def ended(start: Callable[[Callable[[Any], object]], RunningCall | None]) -> None:
+async def wait_ended(start: Callable[[Callable[[Any], object]], RunningCall | None]) -> None:
     """Start a call with a callback for its end, and wait for it. If this is cancelled, so is the call."""
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 

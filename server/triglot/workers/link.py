@@ -35,7 +35,7 @@ LAST_REPORTS = (METRICS, TFSERVING_METRICS)
 class Link(Control):
     """The control of a worker, whose `WorkerSpec` is in the text `spec`."""
 
-    alone = False
+    single_process = False
 
     def __init__(self, spec: str) -> None:
         super().__init__()

@@ -43,7 +43,7 @@ class Worker:
         self.serving = asyncio.Event()
         self.has_ended = asyncio.Event()
         self.retiring = False
-        self.counted = False
+        self.is_retired = False
         """Whether its counters have been added to those of ended workers."""
         self.snapshots: Snapshots = {}
         self.status = 0

@@ -66,12 +66,12 @@ class Supervisor:
         config: Config,
         arguments: Sequence[str],
         service_manager: ServiceManager,
-        say: Callable[[str], object],
+        log_line: Callable[[str], object],
     ) -> None:
         self._config = config
         self._arguments = arguments
         self._service_manager = service_manager
-        self._say = say
+        self._log_line = log_line
         self._slots: list[Slot] = []
         self._workers: list[Worker] = []
         self._changes = Changes(self._replace, config.load_timeout)
@@ -172,8 +172,8 @@ class Supervisor:
         await asyncio.to_thread(SharedTallies(self._tallies, self._config.workers, run).clear)
 
     def _take_counts(self, worker: Worker, last: dict[str, Any]) -> None:
-        if not worker.counted:
-            worker.counted = True
+        if not worker.is_retired:
+            worker.is_retired = True
             self._retired.add(last)
 
     def _on_lost(self, slot: Slot, worker: Worker) -> None:
@@ -228,7 +228,7 @@ class Supervisor:
         if not self._announced:
             self._announced = True
             for line in hints:
-                self._say(line)
+                self._log_line(line)
             self._service_manager.ready()
             self._spawn(self._service_manager.feed_watchdog())
         log.info("%s serves", worker)
@@ -247,7 +247,7 @@ class Supervisor:
         answers = await asyncio.gather(*(worker.report(name, arguments) for worker in workers))
         pairs = zip(workers, answers, strict=True)
         # Workers that have ended meanwhile are counted in the past.
-        found = [(worker.number, *reply) for worker, reply in pairs if not worker.counted]
+        found = [(worker.number, *reply) for worker, reply in pairs if not worker.is_retired]
         return {
             "workers": [[number, report] for number, report, _ in found if report is not None],
             "past": self._retired.total(name),
@@ -291,10 +291,10 @@ class Supervisor:
             old = slot.worker
             successor = await self._start(slot)
             serving = asyncio.create_task(successor.serving.wait())
-            ended = asyncio.create_task(successor.has_ended.wait())
-            await asyncio.wait([serving, ended], return_when=asyncio.FIRST_COMPLETED)
+            successor_end = asyncio.create_task(successor.has_ended.wait())
+            await asyncio.wait([serving, successor_end], return_when=asyncio.FIRST_COMPLETED)
             serving.cancel()
-            ended.cancel()
+            successor_end.cancel()
             if self._over.is_set():
                 return False
             if not successor.serving.is_set() or successor.has_ended.is_set():
@@ -307,7 +307,7 @@ class Supervisor:
             # It makes no further changes, and only finishes its calls.
             self._changes.leave(old)
             acknowledged = await notify(old, "retire")
-            await self._ended([old], self._timeout(self._config.drain_delay, acknowledged))
+            await self._wait_ended([old], self._timeout(self._config.drain_delay, acknowledged))
         return True
 
     # --- stopping ---
@@ -335,14 +335,14 @@ class Supervisor:
     async def _end(self, worker: Worker) -> None:
         delay = self._config.drain_delay if self._notice == "stop" else 0.0
         acknowledged = worker.retiring or await notify(worker, self._notice)
-        await self._ended([worker], self._timeout(delay, acknowledged))
+        await self._wait_ended([worker], self._timeout(delay, acknowledged))
 
     def _timeout(self, delay: float, acknowledged: bool) -> float:
         """Return the seconds to wait for the end of a worker that continues to serve for `delay` seconds."""
         # A worker that has not acknowledged may be busy with a call, or hang.
         return delay + 2 * self._config.grace + SPARE_SECONDS if acknowledged else self._config.grace
 
-    async def _ended(self, workers: Sequence[Worker], seconds: float) -> None:
+    async def _wait_ended(self, workers: Sequence[Worker], seconds: float) -> None:
         """Wait for workers to end; kill those that take longer."""
         ends = [asyncio.create_task(worker.has_ended.wait()) for worker in workers]
         if not ends:

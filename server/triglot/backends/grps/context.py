@@ -33,7 +33,7 @@ class GrpsContext:
         self._call: Call | None = None
         self._streaming = False
         self._finished = False
-        self._nobody_reads = False
+        self._is_abandoned = False
         self._sending = threading.Lock()
         self._on_finish: Callable[[], None] | None = None
         self._has_err = False
@@ -106,7 +106,7 @@ class GrpsContext:
                 return
             # An empty chunk would end a chunked body; an empty message is valid.
             if (answer or not isinstance(answer, HttpChunk)) and not self._call.respond(answer):
-                self._nobody_reads = True
+                self._is_abandoned = True
             if final:
                 self._finished = True
                 self._call.finish()
@@ -153,7 +153,7 @@ class GrpsContext:
 
     def if_disconnected(self) -> bool:
         """Whether the client has disconnected."""
-        return self._nobody_reads or (self._call is not None and self._call.cancelled)
+        return self._is_abandoned or (self._call is not None and self._call.cancelled)
 
     @property
     def converter(self) -> Any:

@@ -174,7 +174,7 @@ class GrpsProject:
             self._names = names
             try:
                 for module in MODULES:
-                    _import_if_there(settings, module)
+                    _import_if_present(settings, module)
             except BaseException:
                 self._forget()
                 raise
@@ -196,7 +196,7 @@ class GrpsProject:
         return {"executor.executor": {"Executor": executor}, "test": {"GrpsTest": test_case}}
 
 
-def _import_if_there(settings: ProjectSettings, module: str) -> None:
+def _import_if_present(settings: ProjectSettings, module: str) -> None:
     """Import one of the project's modules; a missing module registers nothing."""
     try:
         importlib.import_module(module)

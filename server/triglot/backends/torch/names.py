@@ -42,8 +42,8 @@ def output_name(position: int) -> str:
 
 def missing(inputs: Iterable[ProgramTensor], given: Iterable[str]) -> list[str]:
     """Return the required inputs that are not `given`."""
-    there = set(given)
-    return [tensor.name for tensor in inputs if not tensor.optional and tensor.name not in there]
+    present = set(given)
+    return [tensor.name for tensor in inputs if not tensor.optional and tensor.name not in present]
 
 
 def assign(

@@ -62,7 +62,7 @@ class ResponseIterator:
     def __init__(self, context: ModelContext | None, responses: Generator[Mapping[str, Any], None, None]) -> None:
         self._context = context
         self._responses = responses
-        self._ended = False
+        self._has_ended = False
         self._first = self._next()
 
     def __iter__(self) -> Iterator[InferenceResponse]:
@@ -70,7 +70,7 @@ class ResponseIterator:
 
     def __next__(self) -> InferenceResponse:
         response = self._take_first()
-        if response is None and not self._ended:
+        if response is None and not self._has_ended:
             response = _off_loop(self._context, self._next)
         if response is None:
             raise StopIteration
@@ -94,18 +94,18 @@ class ResponseIterator:
 
     def _next(self) -> InferenceResponse | None:
         try:
-            response = None if self._ended else next(self._responses, None)
+            response = None if self._has_ended else next(self._responses, None)
         except ServingError as error:
-            self._ended = True
+            self._has_ended = True
             return InferenceResponse.failed(error)
         if response is None:
-            self._ended = True
+            self._has_ended = True
             return None
         return InferenceResponse.of(response)
 
     def cancel(self) -> None:
         """Cancel the other model's execution."""
-        self._ended, self._first = True, None
+        self._has_ended, self._first = True, None
         with suppress(ValueError):  # Another thread is waiting for a response, which will be the last one.
             self._responses.close()
 

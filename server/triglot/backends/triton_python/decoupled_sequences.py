@@ -22,11 +22,11 @@ from triglot.core.types import Answer
 class _Outlet:
     """Passes responses from a request's senders to its stream immediately. See `Outlet`."""
 
-    __slots__ = ("_call", "_ended", "_error")
+    __slots__ = ("_call", "_end", "_error")
 
     def __init__(self, call: Call) -> None:
         self._call = call
-        self._ended = threading.Event()
+        self._end = threading.Event()
         self._error: ServingError | None = None
 
     def put(self, response: Answer | ServingError) -> None:
@@ -36,11 +36,11 @@ class _Outlet:
             self._call.respond(response)
 
     def end(self) -> None:
-        self._ended.set()
+        self._end.set()
 
     def wait(self) -> None:
         """Wait for the final flag. Raise the error that was sent as a response."""
-        self._ended.wait()
+        self._end.wait()
         error, self._error = self._error, None
         if error is not None:
             raise error

@@ -100,8 +100,8 @@ class TritonError:
         kind = _ERRORS.get(self._code)
         if kind is not None:
             return kind(self._message)
-        there = self._code is TritonErrorCode.ALREADY_EXISTS
-        return ServingError(self._message, code=Code.ALREADY_EXISTS if there else Code.UNKNOWN)
+        exists = self._code is TritonErrorCode.ALREADY_EXISTS
+        return ServingError(self._message, code=Code.ALREADY_EXISTS if exists else Code.UNKNOWN)
 
 
 def text(value: object, what: str) -> str:

@@ -28,7 +28,7 @@ class InstanceLoop:
     def __init__(self, name: str) -> None:
         self._name = name
         self._loop = asyncio.new_event_loop()
-        self._ended = False
+        self._has_ended = False
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def start(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
@@ -37,7 +37,7 @@ class InstanceLoop:
 
     def stop(self) -> None:
         """End the loop and cancel its coroutines."""
-        self._ended = True
+        self._has_ended = True
         with suppress(RuntimeError):  # The model's code closed the loop.
             self._loop.call_soon_threadsafe(self._loop.stop)
 
@@ -45,7 +45,7 @@ class InstanceLoop:
         loop = self._loop
         asyncio.set_event_loop(loop)
         try:
-            while not self._ended:
+            while not self._has_ended:
                 self._run_until_stopped()
             tasks = asyncio.all_tasks(loop)
             for task in tasks:
@@ -61,7 +61,7 @@ class InstanceLoop:
             self._loop.run_forever()
         except (SystemExit, KeyboardInterrupt) as error:  # A task of the model's own may have called exit().
             what = f"raised {type(error).__name__} in its event loop"
-        if not self._ended:
+        if not self._has_ended:
             log.error("%s: the model's code %s; the loop continues", self._name, what)
 
 

@@ -38,7 +38,7 @@ class ResponseChannel:
     """
 
     __slots__ = (
-        "_ended",
+        "_has_ended",
         "_lock",
         "_outlet",
         "_sent",
@@ -55,7 +55,7 @@ class ResponseChannel:
         self.reshaping = reshaping
         self.decoupled = decoupled
         self.closed = self.has_sender = self.rescheduled = False
-        self._sent = self._ended = False
+        self._sent = self._has_ended = False
         self._outlet = outlet
         self._lock = threading.Lock()
 
@@ -76,9 +76,9 @@ class ResponseChannel:
             if self.closed:
                 raise TritonModelException(f"{UNSENT} Response sender has been closed.")
             self._sent, self.closed = True, final
-            ended = self._ended
-            self._ended = ended or final or not self.decoupled or isinstance(answer, ServingError)
-        if answer is not None and not ended:  # After an error, responses are dropped.
+            had_ended = self._has_ended
+            self._has_ended = had_ended or final or not self.decoupled or isinstance(answer, ServingError)
+        if answer is not None and not had_ended:  # After an error, responses are dropped.
             self._outlet.put(answer)
         if final:
             self._outlet.end()
@@ -86,9 +86,9 @@ class ResponseChannel:
     def fail(self, error: ServingError) -> None:
         """End the responses with an error, unless they have ended."""
         with self._lock:
-            ended, self._ended = self._ended or self.closed, True
+            had_ended, self._has_ended = self._has_ended or self.closed, True
             was_closed, self.closed = self.closed, True
-        if not ended:
+        if not had_ended:
             self._outlet.put(error)
         if not was_closed:
             self._outlet.end()
@@ -97,7 +97,7 @@ class ResponseChannel:
         # For a model with one response this cannot happen before `execute` has returned.
         if not self.closed:
             self.closed = True
-            if not self._ended:
+            if not self._has_ended:
                 self._outlet.put(Internal(DROPPED.message))
             self._outlet.end()
 

@@ -218,8 +218,8 @@ def _read_tensors(data: memoryview) -> list[GrpsTensor]:
 
 
 def _read_map(data: memoryview, into: GrpsMap) -> GrpsMap:
-    counted, _ = scan(data, _MAP_DATA)
-    read = _map_of(parse(pb.GenericMapData, counted))
+    fields, _ = scan(data, _MAP_DATA)
+    read = _map_of(parse(pb.GenericMapData, fields))
     for name in _MAPS:
         entries = getattr(into, name)
         entries.update(getattr(read, name))

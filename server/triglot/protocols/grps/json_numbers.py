@@ -141,8 +141,8 @@ def _unwrapped(values: list[Any], what: str) -> list[int]:
 def _integer(value: Any, what: str) -> int:
     if type(value) is int:
         return value
-    is_whole = isinstance(value, float) and value.is_integer()
-    if is_whole or (isinstance(value, str) and _INTEGER_TEXT.fullmatch(value)):
+    is_integer = isinstance(value, float) and value.is_integer()
+    if is_integer or (isinstance(value, str) and _INTEGER_TEXT.fullmatch(value)):
         return int(value)
     raise _type_error(value, "an integer", what)
 

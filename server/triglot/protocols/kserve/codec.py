@@ -364,7 +364,7 @@ def _cut(data: MessageBytes) -> tuple[bytes, str, list[_Bytes], list[_Bytes]]:
     Raise `IndexError` or `ValueError` for an unusual or damaged message.
     """
     end = len(data)
-    whole = data if end < VIEW_FROM_BYTES else memoryview(data)
+    buffer = data if end < VIEW_FROM_BYTES else memoryview(data)
     request_id = ""
     kept: list[_Bytes] = []
     parameters: list[_Bytes] = []
@@ -382,19 +382,19 @@ def _cut(data: MessageBytes) -> tuple[bytes, str, list[_Bytes], list[_Bytes]]:
         if after > end:
             raise ValueError("a field extends beyond the end")
         if tag == _RAW:
-            raw.append(whole[start:after])
+            raw.append(buffer[start:after])
         elif tag == _ID:
-            request_id = str(whole[start:after], "utf-8")
+            request_id = str(buffer[start:after], "utf-8")
         elif tag == _PARAMETERS:
-            parameters.append(whole[at:after])
+            parameters.append(buffer[at:after])
         else:
             at = after
             continue
-        kept.append(whole[since:at])
+        kept.append(buffer[since:at])
         at = since = after
     if at != end or len(raw) > MAX_RAW.count:
         raise ValueError("too many fields")
-    kept.append(whole[since:])
+    kept.append(buffer[since:])
     return b"".join(kept), request_id, parameters, raw
 
 

@@ -71,8 +71,8 @@ class ExtendedPlane:
         call.model_name, call.request_id = request.model_name, request.id
         with self._dataplane.servable_of(call.permission, request) as servable:
             targets, sources = self._targets(request), self._sources(request)
-            lend_beside = targets if _may_borrow(servable) else None
-            checkouts = await self._read(servable, request, call, sources, lend_beside)
+            separate_from = targets if _may_borrow(servable) else None
+            checkouts = await self._read(servable, request, call, sources, separate_from)
             with _checked(checkouts):
                 response = await self._dataplane.infer_on(servable, request, call)
                 return await self._finished(servable, targets, response, checkouts)
@@ -109,23 +109,25 @@ class ExtendedPlane:
         request: InferenceRequest,
         call: Call,
         sources: Sources,
-        lend_beside: Targets | None = None,
+        separate_from: Targets | None = None,
     ) -> Sequence[Checkout]:
         """Fill the inputs from their regions.
 
-        With `lend_beside`, large ones are lent unless they share a file with one of these targets. Return what
+        With `separate_from`, large ones are lent unless they share a file with one of these targets. Return what
         was lent.
         """
         size = sum(part.size for _, _, part in sources)
         self._regions.check_total(size)
         call.size += size
         reads, checkouts = [], []
-        written = {lent.region.file for lent in (lend_beside or {}).values() if lent.region is not None}
+        written = {lent.region.file for lent in (separate_from or {}).values() if lent.region is not None}
         for at, region, part in sources:
             if not _can_fit(request.inputs[at], part.size):
                 request.inputs[at].data = np.broadcast_to(np.uint8(0), part.size).data
                 continue  # The validator reports what is wrong; nothing is copied for that.
-            lends = lend_beside is not None and request.inputs[at].datatype in _LENT and region.file not in written
+            lends = (
+                separate_from is not None and request.inputs[at].datatype in _LENT and region.file not in written
+            )
             if lends and (checkout := region.lend(part.offset, part.size)) is not None:
                 request.inputs[at].data = checkout.data
                 checkouts.append(checkout)

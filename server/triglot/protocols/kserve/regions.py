@@ -322,12 +322,12 @@ class Regions:
 
     def registered(self, name: str = "") -> list[Region]:
         """Return the region of this name, or all, including those that requests still use. Raise `NotFound`."""
-        there = {**self._unregistered, **self._regions}
+        by_name = {**self._unregistered, **self._regions}
         if not name:
-            return list(there.values())
-        if name not in there:
+            return list(by_name.values())
+        if name not in by_name:
             raise NotFound(f"Unable to find system shared memory region: '{name}'")
-        return [there[name]]
+        return [by_name[name]]
 
     def unregister(self, name: str = "") -> None:
         """Unregister the region of this name, if there is one, or all regions."""

@@ -114,36 +114,36 @@ def statistics_message(reports: Sequence[Report], permission: Permission) -> pb.
     return response
 
 
-def _counters(counted: Statistics) -> Counters:
+def _counters(stats: Statistics) -> Counters:
     return {
-        "last_inference": round(counted.last_inference * 1e3),
-        "inference_count": counted.inference_count,
-        "execution_count": counted.execution_count,
-        "inference_stats": _inference_stats(counted),
+        "last_inference": round(stats.last_inference * 1e3),
+        "inference_count": stats.inference_count,
+        "execution_count": stats.execution_count,
+        "inference_stats": _inference_stats(stats),
         "batch_stats": {
             str(size): {
                 "compute_input": _duration(executions.count, executions.input_seconds),
                 "compute_infer": _duration(executions.count, executions.infer_seconds),
                 "compute_output": _duration(executions.count, executions.output_seconds),
             }
-            for size, executions in counted.batches.items()
+            for size, executions in stats.batches.items()
         },
         "response_stats": {
-            str(index): _response_stats(responses) for index, responses in sorted(counted.responses.items())
+            str(index): _response_stats(responses) for index, responses in sorted(stats.responses.items())
         },
     }
 
 
-def _inference_stats(counted: Statistics) -> Counters:
+def _inference_stats(stats: Statistics) -> Counters:
     return {
-        "success": _total(counted.success),
-        "fail": _total(counted.fail),
-        "queue": _duration(counted.success.count, counted.queue_seconds),
-        "compute_input": _duration(counted.computed, counted.input_seconds),
-        "compute_infer": _duration(counted.computed, counted.infer_seconds),
-        "compute_output": _duration(counted.computed, counted.output_seconds),
-        "cache_hit": _total(counted.hit),
-        "cache_miss": _total(counted.miss),
+        "success": _total(stats.success),
+        "fail": _total(stats.fail),
+        "queue": _duration(stats.success.count, stats.queue_seconds),
+        "compute_input": _duration(stats.computed, stats.input_seconds),
+        "compute_infer": _duration(stats.computed, stats.infer_seconds),
+        "compute_output": _duration(stats.computed, stats.output_seconds),
+        "cache_hit": _total(stats.hit),
+        "cache_miss": _total(stats.miss),
     }
 
 

@@ -158,7 +158,7 @@ class InferStream(Conversation):
     @property
     def _is_complete(self) -> bool:
         """Whether the client has sent all requests, and all are answered (spec 0.12)."""
-        return not (self._slots or self._decoupled) and self._requests.ended
+        return not (self._slots or self._decoupled) and self._requests.has_ended
 
     # --- what runs ---
 
@@ -170,12 +170,12 @@ class InferStream(Conversation):
         task = self._loop.create_task(work)
         self._running.add(task)
 
-        def ended(_: object) -> None:
+        def has_ended(_: object) -> None:
             if task.cancelled():  # Before its first step: later it handles the cancellation itself.
                 never_began()
             self.untrack(task)
 
-        task.add_done_callback(ended)
+        task.add_done_callback(has_ended)
 
     def track(self, running: Cancellable) -> None:
         self._running.add(running)

@@ -211,7 +211,7 @@ class _TelemetryRegistry(CollectorRegistry):
         for version in self._versions:
             labels = printable(version.files.name), str(version.files.version)
             servable = version.servable
-            if not version.gone or version.failure is not None:
+            if not version.closed_to_calls or version.failure is not None:
                 ready.add_metric(labels, int(version.ready))
             failed.add_metric(labels, int(version.failure is not None))
             if servable is not None:

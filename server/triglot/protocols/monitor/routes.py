@@ -112,7 +112,7 @@ def monitor_routes(telemetry: Telemetry, dataplane: DataPlane, about: About) -> 
     async def read_metrics(_: HttpRequest, call: Call) -> tuple[list[Version] | Reports, PrometheusText]:
         call.permission.check_all_models()
         text = await metrics.text()
-        if control.alone:
+        if control.single_process:
             return dataplane.versions(EVERYTHING), text
         return await control.reports(METRICS_REPORT, {}), text
 
@@ -171,7 +171,7 @@ def page_route(telemetry: Telemetry, control: Control, path: str, about: About) 
     async def read(_: HttpRequest, __: Call) -> list[str]:
         if not about.is_open:
             return []
-        if control.alone:
+        if control.single_process:
             return list(telemetry.metrics.by_name)
         reports = await control.reports(NAMES, {})
         return list(dict.fromkeys(name for names in reports.each for name in names))
@@ -243,7 +243,7 @@ def _series_route(telemetry: Telemetry, control: Control) -> Route:
     async def read(http: HttpRequest, call: Call) -> dict[str, Any] | None:
         call.permission.check_all_models()
         name = _parameter(http, "name")
-        if not control.alone:
+        if not control.single_process:
             reports = await control.reports(SERIES_REPORT, {"name": name})
             return merged_series(reports.each)
         metric = telemetry.metric(name)

@@ -29,46 +29,46 @@ from triglot.scheduling.servable import Servable
 from triglot.telemetry.process import MachineUsage
 
 COUNTERS: Mapping[str, tuple[str, Callable[[Statistics], float]]] = {
-    "nv_inference_request_success": ("Successful inference requests.", lambda counted: counted.success.count),
-    "nv_inference_count": ("Inferences; a batch of n counts as n.", lambda counted: counted.inference_count),
-    "nv_inference_exec_count": ("Model executions; a batch counts as 1.", lambda counted: counted.execution_count),
+    "nv_inference_request_success": ("Successful inference requests.", lambda stats: stats.success.count),
+    "nv_inference_count": ("Inferences; a batch of n counts as n.", lambda stats: stats.inference_count),
+    "nv_inference_exec_count": ("Model executions; a batch counts as 1.", lambda stats: stats.execution_count),
     "nv_inference_request_duration_us": (
         "Cumulative request duration in microseconds.",
-        lambda counted: _us(counted.success.seconds),
+        lambda stats: _us(stats.success.seconds),
     ),
     "nv_inference_queue_duration_us": (
         "Cumulative queue time in microseconds.",
-        lambda counted: _us(counted.queue_seconds),
+        lambda stats: _us(stats.queue_seconds),
     ),
     "nv_inference_compute_input_duration_us": (
         "Cumulative time to prepare inputs, in microseconds.",
-        lambda counted: _us(counted.input_seconds),
+        lambda stats: _us(stats.input_seconds),
     ),
     "nv_inference_compute_infer_duration_us": (
         "Cumulative compute time in microseconds.",
-        lambda counted: _us(counted.infer_seconds),
+        lambda stats: _us(stats.infer_seconds),
     ),
     "nv_inference_compute_output_duration_us": (
         "Cumulative time to process outputs, in microseconds.",
-        lambda counted: _us(counted.output_seconds),
+        lambda stats: _us(stats.output_seconds),
     ),
 }
 CACHE_COUNTERS: Mapping[str, tuple[str, Callable[[Statistics], float]]] = {
     "nv_cache_num_hits_per_model": (
         "Response cache hits.",
-        lambda counted: counted.hit.count,
+        lambda stats: stats.hit.count,
     ),
     "nv_cache_num_misses_per_model": (
         "Response cache misses.",
-        lambda counted: counted.miss.count,
+        lambda stats: stats.miss.count,
     ),
     "nv_cache_hit_duration_per_model": (
         "Cumulative duration of cache hits in microseconds.",
-        lambda counted: _us(counted.hit.seconds),
+        lambda stats: _us(stats.hit.seconds),
     ),
     "nv_cache_miss_duration_per_model": (
         "Cumulative duration of cache misses, inserts included, in microseconds.",
-        lambda counted: _us(counted.miss.seconds),
+        lambda stats: _us(stats.miss.seconds),
     ),
 }
 FAILURES = "nv_inference_request_failure"

@@ -67,9 +67,9 @@ def _examples(cuts: list[tuple[int, memoryview]]) -> list[bytes]:
     # The last member of a oneof counts, with all its parts.
     kind = kinds[-1][0]
     start = max([at + 1 for at, (number, _) in enumerate(kinds) if number != kind], default=0)
-    whole = b"".join([payload for _, payload in kinds[start:]])
+    joined = b"".join([payload for _, payload in kinds[start:]])
     rules = MessageRules(cut=frozenset({_EXAMPLES, _CONTEXT} if kind == _WITH_CONTEXT else {_EXAMPLES}))
-    parts = scan(whole, rules, MAX_EXAMPLES)[1]
+    parts = scan(joined, rules, MAX_EXAMPLES)[1]
     context = b"".join([payload for number, payload in parts if number == _CONTEXT])
     examples = [payload for number, payload in parts if number == _EXAMPLES]
     if len(context) * len(examples) > MAX_REPEATED_BYTES:

@@ -47,7 +47,7 @@ def metrics_route(telemetry: Telemetry, control: Control, path: str) -> Route:
 
     async def read(http: HttpRequest, call: Call) -> Reports | None:
         call.permission.check_all_models()
-        if control.alone or http.target != path:
+        if control.single_process or http.target != path:
             return None
         return await control.reports(TFSERVING_METRICS, {})
 

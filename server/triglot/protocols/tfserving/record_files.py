@@ -71,8 +71,8 @@ class RecordFiles:
             except FileNotFoundError:
                 pass
             else:
-                there = os.fstat(file).st_size
-                if not there or there + size <= self._most_bytes:
+                file_bytes = os.fstat(file).st_size
+                if not file_bytes or file_bytes + size <= self._most_bytes:
                     return file
                 os.close(file)
         return self._begin()

@@ -182,8 +182,8 @@ def decode_tensor(name: str, data: bytes | memoryview, most_filled: int = MAX_FI
     if packed and (message.float_val or message.double_val):
         # Packed and unpacked values are mixed: only protobuf merges them in their order.
         packed, message = [], parse(TensorValues, bytes(data))
-    whole = packed[0] if len(packed) == 1 else b"".join(packed) if packed else None
-    return _tensor(name, message, shape, content, most_filled, whole)
+    packed_field = packed[0] if len(packed) == 1 else b"".join(packed) if packed else None
+    return _tensor(name, message, shape, content, most_filled, packed_field)
 
 
 def element_bytes(data: bytes | memoryview) -> int:
@@ -273,8 +273,8 @@ def _string_elements(content: Buffer, count: int) -> list[bytes]:
         raise BadTensor("a length has too many bytes")
     lengths = np.zeros(count, np.int64)
     for place in range(int(widths.max())):
-        there = widths > place
-        lengths[there] |= (octets[firsts[there] + place].astype(np.int64) & 0x7F) << (7 * place)
+        continued = widths > place
+        lengths[continued] |= (octets[firsts[continued] + place].astype(np.int64) & 0x7F) << (7 * place)
     data = bytes(memoryview(content)[int(lasts[-1]) + 1 :])
     ends = np.cumsum(lengths)
     if ends[-1] != len(data):

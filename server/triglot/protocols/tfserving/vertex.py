@@ -130,7 +130,7 @@ class Vertex:
             instances, members = split_keywords(read_object(body, self.limits))
             return PredictCall(json_inputs(instances, object_of(members.get(PARAMETERS))), speaks_json=True)
         if doubles and _takes_integers(servable):
-            body = _TOKEN.sub(_whole, body)
+            body = _TOKEN.sub(_as_integer, body)
         call = decode_instances(
             body, self.limits, servable, lambda members: object_of(members.get(PARAMETERS)), columns=not doubles
         )
@@ -165,7 +165,7 @@ def _takes_integers(servable: Servable) -> bool:
     return any("INT" in spec.datatype for signature in servable.signatures.values() for spec in signature.inputs)
 
 
-def _whole(match: re.Match[bytes]) -> bytes:
+def _as_integer(match: re.Match[bytes]) -> bytes:
     """Return a whole number without its point and exponent, anything else as it is."""
     text = match[0]
     if text.isdigit() or text.startswith(b'"') or len(text) > _MAX_NUMBER:

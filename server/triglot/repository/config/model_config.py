@@ -95,7 +95,7 @@ _UNDERSTOOD_IN_LISTS = _UNDERSTOOD | {"input.allow_ragged_batch"}
 
 
 M = TypeVar("M", bound=Message)
-_APART = re.compile(
+_SEPARATE_SIGN = re.compile(
     r"""("(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|\#[^\n]*)|-((?:[ \t\r\n\f\v]|\#[^\n]*\n)+)(?=[0-9.A-Za-z])"""
 )
 """A string or a comment, or a minus with blanks and comments between it and its number."""
@@ -115,7 +115,7 @@ def _with_signs_joined(text: str) -> str:
     In the text format, as Triton's and TensorFlow Serving's C++ parsers read it, a sign is a token of its own;
     Python's parser (protobuf 7.36) reads none apart from its number.
     """
-    return _APART.sub(lambda found: found[1] or found[2] + "-", text)
+    return _SEPARATE_SIGN.sub(lambda found: found[1] or found[2] + "-", text)
 
 
 def read_config(folder: Path, warnings: list[str], *, named: bool = False) -> ModelConfig:
@@ -359,8 +359,8 @@ def _groups(message: pb.ModelConfig) -> Iterator[InstanceGroup]:
 
 
 def _decoupled(message: pb.ModelConfig) -> bool | None:
-    said = message.HasField("model_transaction_policy")
-    return message.model_transaction_policy.decoupled if said else None
+    is_set = message.HasField("model_transaction_policy")
+    return message.model_transaction_policy.decoupled if is_set else None
 
 
 def _warm_up(message: pb.ModelConfig, folder: Path) -> Iterator[WarmUpRequest]:

@@ -19,9 +19,9 @@ def ray_options(parameters: Mapping[str, str]) -> dict[str, Any]:
 
     Raise `ValueError`, with the key, when a parameter is invalid.
     """
-    said = [name for name in RAY if name in parameters]
-    if said and parameters.get("execution", "ray") != "ray":
-        raise ValueError(f"parameters[{said[0]}]: expected execution 'ray', got {parameters['execution']!r}")
+    given = [name for name in RAY if name in parameters]
+    if given and parameters.get("execution", "ray") != "ray":
+        raise ValueError(f"parameters[{given[0]}]: expected execution 'ray', got {parameters['execution']!r}")
     options = {
         "num_cpus": _amount(parameters, "ray_num_cpus"),
         "num_gpus": _amount(parameters, "ray_num_gpus"),

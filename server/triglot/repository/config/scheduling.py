@@ -51,7 +51,7 @@ _PAIRS = {"int32_false_true": "INT32", "fp32_false_true": "FP32", "bool_false_tr
 
 
 @contextmanager
-def _said_of(key: str) -> Iterator[None]:
+def _with_config_keys(key: str) -> Iterator[None]:
     """Translate field names in the block's `ValueError`s to Triton's keys, below `key`."""
     try:
         yield
@@ -87,7 +87,7 @@ def dynamic_batching(config: pb.ModelConfig) -> DynamicBatching | None:
     policies = {
         level: _policy(f"priority_queue_policy[{level}]", levels[level], batching) for level in sorted(levels)
     }
-    with _said_of(_DYNAMIC):
+    with _with_config_keys(_DYNAMIC):
         return DynamicBatching(
             preferred_sizes=batching.preferred_batch_size,
             max_queue_delay=_seconds(batching.max_queue_delay_microseconds),
@@ -131,7 +131,7 @@ def sequence_batching(config: pb.ModelConfig, folder: Path) -> SequenceBatching 
         replace(_state(f"{_SEQUENCE}.state[{at}]", state, folder), returned=state.output_name in outputs)
         for at, state in enumerate(batching.state)
     ]
-    with _said_of(_SEQUENCE):
+    with _with_config_keys(_SEQUENCE):
         return SequenceBatching(
             _seconds(batching.max_sequence_idle_microseconds or DEFAULT_IDLE),
             controls,
@@ -144,11 +144,11 @@ def sequence_batching(config: pb.ModelConfig, folder: Path) -> SequenceBatching 
 def _strategy(batching: pb.ModelSequenceBatching, largest: int) -> DirectStrategy | OldestStrategy:
     if batching.WhichOneof("strategy_choice") != "oldest":
         direct = batching.direct
-        with _said_of(f"{_SEQUENCE}.direct"):
+        with _with_config_keys(f"{_SEQUENCE}.direct"):
             return DirectStrategy(_seconds(direct.max_queue_delay_microseconds), direct.minimum_slot_utilization)
     oldest = batching.oldest
     _check_sizes(f"{_SEQUENCE}.oldest.preferred_batch_size", oldest.preferred_batch_size, largest)
-    with _said_of(f"{_SEQUENCE}.oldest"):
+    with _with_config_keys(f"{_SEQUENCE}.oldest"):
         return OldestStrategy(
             oldest.max_candidate_sequences,
             oldest.preferred_batch_size,
@@ -188,8 +188,8 @@ def _control(key: str, name: str, control: pb.ModelSequenceBatching.Control) -> 
         if pairs:
             raise ValueError(f"{key}: expected a data_type for CONTROL_SEQUENCE_CORRID, got {', '.join(pairs)}")
         allowed = [f"TYPE_{'STRING' if datatype == 'BYTES' else datatype}" for datatype in CONTROL_DATATYPES[kind]]
-        if (said := pb.DataType.Name(control.data_type)) not in allowed:
-            raise ValueError(f"{key}.data_type: expected {either(allowed)}, got {said}")
+        if (datatype := pb.DataType.Name(control.data_type)) not in allowed:
+            raise ValueError(f"{key}.data_type: expected {either(allowed)}, got {datatype}")
         return ControlInput(name, kind, datatype_of(f"{key}.data_type", control.data_type))
     if [len(pair) for pair in pairs.values()] != [2]:
         raise ValueError(f"{key}: expected two values in one of {', '.join(_PAIRS)}, got {pairs or 'none'}")
@@ -204,7 +204,7 @@ def _state(key: str, state: pb.ModelSequenceBatching.State, folder: Path) -> Seq
     initial = None
     for initial_state in state.initial_state:
         initial = _initial(f"{key}.initial_state[0]", initial_state, folder / INITIAL_STATE_FOLDER)
-    with _said_of(key):
+    with _with_config_keys(key):
         return SequenceState(state.input_name, state.output_name, own, tuple(state.dims), initial)
 
 
@@ -216,7 +216,7 @@ def _initial(key: str, initial: pb.ModelSequenceBatching.InitialState, folder: P
     file = None
     if choice == "data_file":
         file = existing(folder, initial.data_file, f"{key}.data_file")
-    with _said_of(key):
+    with _with_config_keys(key):
         made = InitialState(own, tuple(initial.dims), file, initial.name)
     size = element_count(made.dims) * DATATYPES[own].itemsize
     if file is not None and size and (found := file.stat().st_size) != size:

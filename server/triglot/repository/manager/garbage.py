@@ -42,8 +42,8 @@ class GarbageCollector:
             self._requested = False
             began = time.monotonic()
             await in_thread(self._free)
-            ended = time.monotonic()
-            self._earliest_start = ended + (ended - began) / MAX_TIME_SHARE
+            finished_at = time.monotonic()
+            self._earliest_start = finished_at + (finished_at - began) / MAX_TIME_SHARE
 
     def _free(self) -> None:
         if self._frozen:

@@ -17,7 +17,7 @@ from triglot.core.errors import Code, ModelLoadError, NeedsProcess, ServingError
 from triglot.core.response_buffer import MAX_UNREAD_BYTES
 from triglot.executors.hosted import HostedModel, ModelFailure
 from triglot.executors.loading import ANY_CLUSTER, Loading
-from triglot.model.config import ELSEWHERE, ModelConfig
+from triglot.model.config import REMOTE_EXECUTIONS, ModelConfig
 from triglot.model.configure import configure
 from triglot.model.model import Model
 from triglot.repository.config.server_parameters import ENVIRONMENT
@@ -183,20 +183,20 @@ class Loader:
                 "%s: parameters[%s]: not supported by the %s backend, ignored", files, ENVIRONMENT, files.backend
             )
             config = replace(config, environment=None)
-        if config.execution not in ELSEWHERE and config.environment is None:
+        if config.execution not in REMOTE_EXECUTIONS and config.environment is None:
             try:
                 return self._load(files.backend, files.file, config)
             except NeedsProcess as needs:
                 config, ray = replace(config, execution=needs.execution), needs.ray
-        folder = None if files.alone else files.folder or files.file.parent
+        folder = None if files.single_file else files.folder or files.file.parent
         return loading(str(files), files.backend, files.file, config, folder, ray)
 
 
 def _make(files: ModelFiles, make: Callable[[], Model]) -> Model:
     """Make a model in this process. Raise `ModelLoadError` if it has to run in a process of its own."""
     execution = files.config.execution
-    model = None if execution in ELSEWHERE else make()
-    if model is not None and (execution or model.execution) not in ELSEWHERE:
+    model = None if execution in REMOTE_EXECUTIONS else make()
+    if model is not None and (execution or model.execution) not in REMOTE_EXECUTIONS:
         return model
     if model is not None:
         execution = model.execution

@@ -210,8 +210,8 @@ class Manager:
             scan = await self._first_scan()
             wanted, problems = self._wanted_at_start(scan)
             raised = wrong_roots(scan, self._roots, may_be_empty=self._more_may_come)
-            elsewhere = " ".join(map(str, [*raised, *problems]))
-            self._once_logger.log(scan, self._loads_at_start, others=False, elsewhere=elsewhere)
+            reported = " ".join(map(str, [*raised, *problems]))
+            self._once_logger.log(scan, self._loads_at_start, others=False, reported=reported)
             if not all_or_nothing:
                 raised, problems = [], [*raised, *problems]
             elif not models:

@@ -71,7 +71,7 @@ class Version:
         return self.state is State.READY and self.servable is not None and self.servable.alive
 
     @property
-    def gone(self) -> bool:
+    def closed_to_calls(self) -> bool:
         """Whether it takes no more calls."""
         return self.state in (State.UNLOADING, State.UNAVAILABLE)
 

@@ -246,7 +246,7 @@ class Reconciler:
     async def _load(self, files: ModelFiles, release_lock: Callable[[], None]) -> None:
         known = self.registry.entries[files.name]
         version = known.get(files.version, Version(files))
-        if version.gone:
+        if version.closed_to_calls:
             version = version.restarted(files)
         known[files.version] = version
         before, version.files, version.retry, version.retry_at = version.files, files, False, None

@@ -321,21 +321,21 @@ class Registry:
             for number, files in versions.items():
                 entry = known.get(number)
                 newly_wanted = number not in before.get(name, {})
-                if entry is None or (entry.gone and newly_wanted):
+                if entry is None or (entry.closed_to_calls and newly_wanted):
                     known[number] = Version(files)
-                elif entry.gone and needs_load(entry, files):
+                elif entry.closed_to_calls and needs_load(entry, files):
                     known[number] = entry.restarted(files)
                 elif newly_wanted:
                     entry.retry = entry.error is not None
         for name, known in self.entries.items():
-            ended = sorted(
+            ended_versions = sorted(
                 number
                 for number, version in known.items()
                 if version.state is State.UNAVAILABLE and number not in wanted.get(name, {})
             )
-            for number in ended:
+            for number in ended_versions:
                 known[number].retry_at = None
-            for number in ended[:-ENDED_KEPT]:
+            for number in ended_versions[:-ENDED_KEPT]:
                 del known[number]
         # Not `update` for each model, as this runs after every scan.
         for name in self.entries:

@@ -37,7 +37,7 @@ class SequenceRoutes:
             if other is not servable and other.sequences is not None:
                 other.sequences.end(sequence_id)
 
-    async def ended(self, at_most: float) -> None:
+    async def wait_ended(self, at_most: float) -> None:
         """Wait until no sequence is open, `at_most` seconds."""
         tables = [
             servable.sequences for servable in self._registry.all_in_memory() if servable.sequences is not None

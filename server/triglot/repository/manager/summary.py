@@ -95,13 +95,13 @@ def _instances(servable: Servable) -> str:
     if isinstance(model, Ensemble):
         return ""
     if model.execution == "process":
-        return _counted(model.instances, "process", "processes")
+        return _count_text(model.instances, "process", "processes")
     if model.execution == "ray":
-        return _counted(model.instances, "actor", "actors")
-    return "event loop" if servable.on_loop else _counted(model.instances, "thread", "threads")
+        return _count_text(model.instances, "actor", "actors")
+    return "event loop" if servable.on_loop else _count_text(model.instances, "thread", "threads")
 
 
-def _counted(count: int, singular: str, more: str) -> str:
+def _count_text(count: int, singular: str, more: str) -> str:
     return f"{count} {singular if count == 1 else more}"
 
 

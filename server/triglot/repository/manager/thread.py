@@ -30,7 +30,7 @@ async def in_thread(work: Callable[[], T], late: Callable[[T], object] = _forget
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
-    ended, reported = threading.Event(), threading.Event()
+    finished, reported = threading.Event(), threading.Event()
 
     def deliver(result: T) -> None:
         if done.cancelled():
@@ -46,17 +46,17 @@ async def in_thread(work: Callable[[], T], late: Callable[[T], object] = _forget
         try:
             result = work()
         except BaseException as error:
-            ended.set()
+            finished.set()
             _notify(loop, partial(fail, error))
         else:
-            ended.set()
+            finished.set()
             if done.cancelled() or not _notify(loop, partial(deliver, result)):
                 late(result)
         if reported.is_set():
             log.info("%s has ended", name)
 
     def report() -> None:
-        if not ended.is_set():
+        if not finished.is_set():
             reported.set()
             log.warning("%s still runs on its thread, which cannot be ended; nothing waits for it", name)
 

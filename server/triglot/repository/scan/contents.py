@@ -27,7 +27,7 @@ MAX_ENTRIES = 10_000
 def contents_of(files: ModelFiles) -> dict[str, Sign]:
     """Return the files of a version: those in its folder but the model's own, and those that its config names."""
     folder = files.folder or files.file.parent
-    if not files.alone:
+    if not files.single_file:
         found = folder_contents(folder)
         for name in (CONFIG_FILE, NAMES_FILE):
             found.pop(str(folder / name), None)

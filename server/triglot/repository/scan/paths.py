@@ -66,7 +66,7 @@ def below(folder: Path, levels: float = math.inf, *, hidden: bool = False) -> It
         path, left = pending.pop()
         try:
             with os.scandir(path) as found:
-                entries = [entry for entry in found if hidden or not _is_aside(entry.name)]
+                entries = [entry for entry in found if hidden or not _is_ignored(entry.name)]
         except OSError:
             continue
         if path != os.fspath(folder) and any(entry.name == VIRTUAL_ENVIRONMENT for entry in entries):
@@ -84,5 +84,5 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False  # For example a link to itself.
 
 
-def _is_aside(name: str) -> bool:
+def _is_ignored(name: str) -> bool:
     return name == "__pycache__" or name.endswith((".swp", ".swx", "~"))

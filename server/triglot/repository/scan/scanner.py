@@ -227,15 +227,15 @@ class OnceLogger:
         self._logged: set[str] = set()
         self._seen: set[str] = set()
 
-    def log(self, scan: Scan, immediate: Immediate, *, others: bool = True, elsewhere: str = "") -> None:
-        """Log a scan. `others`: also models that are not immediate. `elsewhere`: what is reported otherwise."""
+    def log(self, scan: Scan, immediate: Immediate, *, others: bool = True, reported: str = "") -> None:
+        """Log a scan. `others`: also models that are not immediate. Texts in `reported` are not repeated."""
         seen = set()
         for key, level, text in _texts(scan):
             seen.add(text)
             if text in self._logged or not (immediate(Path(key).name) or (others and text in self._seen)):
                 continue
             self._logged.add(text)
-            if text not in elsewhere:
+            if text not in reported:
                 log.log(level, "%s", text)
         self._seen = seen
         self._logged &= seen

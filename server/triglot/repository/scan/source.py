@@ -63,7 +63,7 @@ class ModelFiles:
     file: Path
     stamp: int = 0
     label: str = ""
-    alone: bool = False
+    single_file: bool = False
     folder: Path | None = None
     config: ModelConfig = field(default=NO_CONFIG, hash=False)
     make: Callable[[], Model] | None = field(default=None, compare=False)
@@ -185,12 +185,12 @@ class _Search:
 
     def find_versions(self, model: ModelSettings) -> None:
         """Search TensorFlow Serving's layout, in which only version folders count (tfs 6.1)."""
-        gone = NotYet(f"Could not find base path {model.base_path} for servable {model.name}")
+        not_found = NotYet(f"Could not find base path {model.base_path} for servable {model.name}")
         if not model.base_path.is_dir():
-            raise gone
+            raise not_found
         versions = self._version_folders(model.base_path, model.name, NO_CONFIG, model.name)
         if not model.base_path.is_dir():
-            raise gone  # It was removed during the search, so the result is not reliable.
+            raise not_found  # It was removed during the search, so the result is not reliable.
         self.found.models[model.name] = versions
         self._warn_of_missing(model.name, model.name, model.base_path, model.policy, versions)
         if not model.policy.wanted({files.version for files in versions}):
@@ -215,7 +215,7 @@ class _Search:
         elif versions := self._model_versions(path):
             self._add_folder(path, versions)
         elif self.name and (file := self._only_file()):
-            self._add(file, self.name, [ModelFiles(self.name, 1, backend_of(file), file, alone=True)])
+            self._add(file, self.name, [ModelFiles(self.name, 1, backend_of(file), file, single_file=True)])
         else:
             self._find_in_repository()
             if self.name:
@@ -281,12 +281,12 @@ class _Search:
         self._add(folder, name, versions)
         self.found.names[name] = names
 
-    def _names(self, folder: Path, there: list[int]) -> VersionNames:
+    def _names(self, folder: Path, present: list[int]) -> VersionNames:
         """Return the version names. Raise `ModelLoadError` for an unknown default; warns of unknown versions."""
         file = folder / NAMES_FILE
         self._check_file(file)
         names = read_names(file)
-        wanted = self.found.policies.get(self._name_of(folder), ALL).wanted(there)
+        wanted = self.found.policies.get(self._name_of(folder), ALL).wanted(present)
         if names.default is not None and names.default not in wanted:
             raise ModelLoadError(
                 f"{file}: default: expected one of the served versions, {listed(wanted)}, got {names.default}",
@@ -308,11 +308,11 @@ class _Search:
                 f"{versions[0].file}"
             )
         policy = self.found.policies.get(name, ALL)
-        there = [files.version for files in versions]
-        if not policy.wanted(there):
+        present = [files.version for files in versions]
+        if not policy.wanted(present):
             raise ModelLoadError(
                 f"{versions[0].config.source}: version_policy.specific: expected one of the versions "
-                f"{listed(there)} in {path}, got {listed(policy.missing(there))}",
+                f"{listed(present)} in {path}, got {listed(policy.missing(present))}",
                 Code.INVALID_ARGUMENT,
             )
         models[name] = versions
@@ -450,7 +450,7 @@ def named_files(config: ModelConfig) -> list[Path]:
 def _model_file(path: Path) -> ModelFiles:
     """Return the model of a file; with a standard file name the model is named after its folder."""
     if path.name not in BACKEND_OF_FILE:
-        return ModelFiles(path.stem, 1, backend_of(path), path, alone=True)
+        return ModelFiles(path.stem, 1, backend_of(path), path, single_file=True)
     folder, version = path.parent, version_of(path.parent.name)
     if version is not None:
         folder = folder.parent

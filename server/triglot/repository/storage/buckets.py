@@ -114,7 +114,7 @@ class Bucket:
         listed = Counter(stored_object.path for stored_object in found)
         for stored_object in found:
             is_odd = (stored_object.size and stored_object.path in folders) or listed[stored_object.path] > 1
-            if stored_object not in self._not_found and is_odd and not self._is_there(stored_object):
+            if stored_object not in self._not_found and is_odd and not self._exists(stored_object):
                 self._not_found.add(stored_object)
             if stored_object in self._not_found:
                 self._skip(
@@ -123,7 +123,7 @@ class Bucket:
             else:
                 yield stored_object
 
-    def _is_there(self, stored: StoredObject) -> bool:
+    def _exists(self, stored: StoredObject) -> bool:
         try:
             return _tag(self._obstore.head(self.store, self._key(stored))) == stored.tag
         except FileNotFoundError:

@@ -111,9 +111,11 @@ class Mirror:
 
     def search_objects(self, store: Store, listed: Sequence[StoredObject]) -> list[Missing]:
         """Return the objects needed for the search: the configurations, or the archive."""
-        whole = self._archive is not None
+        takes_all = self._archive is not None
         return [
-            Missing(self.url, store, stored_object) for stored_object in listed if whole or _is_read(stored_object)
+            Missing(self.url, store, stored_object)
+            for stored_object in listed
+            if takes_all or _is_read(stored_object)
         ]
 
     def plan(self, cache: Cache, store: Store, listed: Sequence[StoredObject], request: MirrorRequest) -> Plan:

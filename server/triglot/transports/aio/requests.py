@@ -37,7 +37,7 @@ class AioRequests(Requests):
         self._taken: asyncio.Future[None] | None = None
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         return self._over and not self._queue and self._error is None
 
     def listen(self, on_ready: Callable[[], None]) -> None:

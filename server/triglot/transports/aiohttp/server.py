@@ -20,7 +20,7 @@ from triglot.transports.rest.calls import CLEAN_UP_SECONDS, HttpCalls
 from triglot.transports.rest.exchange import READ_AHEAD
 from triglot.transports.rest.fields import MAX_LINE_BYTES
 from triglot.transports.rest.server import HttpServer
-from triglot.transports.until_ended import ended
+from triglot.transports.until_ended import wait_ended
 
 MAX_TEXT = 200
 """Longest error text in characters."""
@@ -104,7 +104,7 @@ class AiohttpServer(HttpServer):
         if connection.half_closed:
             connection.close_when_answered()
         exchange = AiohttpExchange(http, connection.remote)
-        await ended(partial(self.calls.start, exchange))
+        await wait_ended(partial(self.calls.start, exchange))
         assert exchange.answer is not None
         if self.calls.draining:
             exchange.answer.force_close()

@@ -47,14 +47,14 @@ class Body:
         "_total",
         "_unopened",
         "_unread",
-        "ended",
+        "has_ended",
         "reader",
     )
 
     def __init__(self, rpc: OpenCall) -> None:
         server = rpc.protocol.server
         self.reader = MessageReader(server.max_message_size, server.buffers.take)
-        self.ended = False
+        self.has_ended = False
         """Whether the client has ended its request."""
         self._rpc = rpc
         self._total = server.request_bytes
@@ -121,21 +121,21 @@ class Body:
     def listen(self, on_ready: Callable[[], None]) -> None:
         """Call `on_ready` after each burst that brings something for `take`, or the end."""
         self._listener = on_ready
-        if self._inbox or self.ended:
+        if self._inbox or self.has_ended:
             on_ready()
 
     @property
     def all_taken(self) -> bool:
         """Whether the client has ended its request, and all of it has been taken."""
-        return self.ended and not self._inbox
+        return self.has_ended and not self._inbox
 
     def mark_ended(self) -> None:
         """Note that the client has ended its request."""
-        self.ended = True
+        self.has_ended = True
         self.wake()
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the body has the length that its content-length declared."""
         length = self._rpc.head.length
         return length is None or length == self._received
@@ -171,7 +171,7 @@ class StreamedRequests(Requests):
         """Holds the memory of a decompressed request until the next one is asked for."""
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         return self._body.all_taken and self._task is None and self._decompressed is None and self._error is None
 
     def take(self) -> bytes | memoryview | None:
@@ -220,7 +220,7 @@ class StreamedRequests(Requests):
         self._reserved.close()
 
 
-async def decompress_alone(
+async def decompress_off_loop(
     message: Message, encoding: str, max_size: int, request_bytes: RequestBytes
 ) -> bytes | memoryview:
     """Return the message of a call with one request, decompressed. Raise `ServingError`."""

@@ -60,15 +60,15 @@ class BufferPool:
         """Number of blocks in use."""
         return len(self._checkouts)
 
-    def take(self, size: int, whole: int) -> tuple[memoryview, memoryview]:
-        """Return an uninitialized buffer for the first `size` of `whole` bytes, and a read-only view of it to
+    def take(self, size: int, total: int) -> tuple[memoryview, memoryview]:
+        """Return an uninitialized buffer for the first `size` of `total` bytes, and a read-only view of it to
         keep.
 
-        The last of the `whole` bytes would end aligned: a message's tensor is its last field, and so begins
+        The last of the `total` bytes would end aligned: a message's tensor is its last field, and so begins
         aligned. Raise `MemoryError`.
         """
         block = self._take(_rounded(size))
-        start = -(block.address + whole) % ALIGNMENT
+        start = -(block.address + total) % ALIGNMENT
         room = block.memory[start : start + size]
         # Arrays over `view` refer to `view`: NumPy refers to the innermost base that is an array.
         view = np.frombuffer(room.toreadonly(), np.uint8)

@@ -125,16 +125,16 @@ class MessageReader(BodySink):
             self._message, self._kept = self._memory(min(length, RESERVED_BYTES), length)
 
     def _grow(self) -> None:
-        whole = self._at + self._left
-        more, kept = self._memory(min(2 * self._at, whole), whole)
+        total = self._at + self._left
+        more, kept = self._memory(min(2 * self._at, total), total)
         more[: self._at] = self._kept
         self._message, self._kept = more, kept
 
-    def _memory(self, size: int, whole: int) -> tuple[memoryview, memoryview]:
+    def _memory(self, size: int, total: int) -> tuple[memoryview, memoryview]:
         try:
-            return self._take(size, whole)
+            return self._take(size, total)
         except MemoryError:
-            raise QueueFull(f"not enough memory for a message of {whole} bytes") from None
+            raise QueueFull(f"not enough memory for a message of {total} bytes") from None
 
     def room(self) -> memoryview | None:
         """See `BodySink`. None unless a large message is incomplete and its buffer is not full."""

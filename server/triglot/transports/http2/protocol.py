@@ -35,7 +35,7 @@ from triglot.transports.http2.core.events import (
     StreamReset,
 )
 from triglot.transports.http2.core.frames import ErrorCode
-from triglot.transports.http2.core.receiving import Event, RequestReceived, WholeRequest
+from triglot.transports.http2.core.receiving import CompleteRequest, Event, RequestReceived
 from triglot.transports.http2.messages import PREFIX, PREFIX_BYTES
 from triglot.transports.http2.rest import begin_rest
 from triglot.transports.http2.roles import OpenCall, Serving
@@ -154,8 +154,8 @@ class H2Protocol(asyncio.BufferedProtocol):
         self._in_burst = True
         try:
             for event in self.connection.received(nbytes):
-                if type(event) is WholeRequest:
-                    self._begin_whole(event)
+                if type(event) is CompleteRequest:
+                    self._begin_complete(event)
                 else:
                     self._act(event)
             while self._deferred:
@@ -318,14 +318,14 @@ class H2Protocol(asyncio.BufferedProtocol):
     def _act(self, event: Event) -> None:
         if isinstance(event, DataReceived):
             if (rpc := self.rpcs.get(event.stream)) is not None:
-                self._data(rpc, event.parts, 0, event.ended)
-            elif event.ended:
+                self._data(rpc, event.parts, 0, event.end_stream)
+            elif event.end_stream:
                 self._refuse(event.stream)
         elif isinstance(event, RequestReceived):
             self._begin(event)
         elif isinstance(event, DataPlaced):
             if (rpc := self.rpcs.get(event.stream)) is not None:
-                self._data(rpc, (), event.size, event.ended)
+                self._data(rpc, (), event.size, event.end_stream)
         elif isinstance(event, Drained):
             if (rpc := self.rpcs.get(event.stream)) is not None:
                 rpc.drained()
@@ -355,7 +355,7 @@ class H2Protocol(asyncio.BufferedProtocol):
         server = self.server
         rpc = server.make_rpc(self, number, head, server.rows.get(head.path))
         refusal = self._refusal(rpc) or (None if server.access is None else rpc.admit(server.access))
-        may_still_write = rpc.kind in (None, Kind.BIDI_STREAM) and not event.ended
+        may_still_write = rpc.kind in (None, Kind.BIDI_STREAM) and not event.end_stream
         if refusal is not None and may_still_write and len(self._refused) < MAX_REFUSED_STREAMS:
             self._refused[number] = rpc, refusal
             self.loop.call_later(REFUSED_STREAM_SECONDS, self._refuse, number)
@@ -366,7 +366,7 @@ class H2Protocol(asyncio.BufferedProtocol):
             rpc.fail(refusal)
             return
         rpc.receive_body()
-        if event.ended:
+        if event.end_stream:
             self.request_ended(rpc)
 
     def _refuse(self, number: int) -> None:
@@ -412,7 +412,7 @@ class H2Protocol(asyncio.BufferedProtocol):
         buffered = 0 if self._transport is None else self._transport.get_write_buffer_size()
         return self.connection.out.unsent + buffered
 
-    def _begin_whole(self, event: WholeRequest) -> None:
+    def _begin_complete(self, event: CompleteRequest) -> None:
         """Start a call whose only message has arrived: the fast path."""
         if event.stream not in self.connection.streams:
             return  # See `_begin`.
@@ -443,10 +443,10 @@ class H2Protocol(asyncio.BufferedProtocol):
             if not rpc.over:
                 rpc.watch_deadline()
         else:
-            self._begin(RequestReceived(event.stream, head, ended=False))
-            self._act(DataReceived(event.stream, [memoryview(body)], ended=True))
+            self._begin(RequestReceived(event.stream, head, end_stream=False))
+            self._act(DataReceived(event.stream, [memoryview(body)], end_stream=True))
 
-    def _data(self, rpc: OpenCall, parts: Sequence[memoryview], placed: int, ended: bool) -> None:
+    def _data(self, rpc: OpenCall, parts: Sequence[memoryview], placed: int, end_stream: bool) -> None:
         body = rpc.body
         if body is None:
             return  # The call has ended.
@@ -458,7 +458,7 @@ class H2Protocol(asyncio.BufferedProtocol):
         except ServingError as error:
             rpc.fail(error)
         else:
-            if ended:
+            if end_stream:
                 self.request_ended(rpc)
 
     def request_ended(self, rpc: OpenCall) -> None:
@@ -466,7 +466,7 @@ class H2Protocol(asyncio.BufferedProtocol):
         body = rpc.body
         if body is None:
             return  # The call has ended.
-        if not body.is_whole:
+        if not body.is_complete:
             self.reset(rpc.number, ErrorCode.PROTOCOL_ERROR)
             return
         if not body.reader.is_complete:

@@ -61,12 +61,12 @@ class RestCall(Rpc):
         head: RpcHead,
         calls: HttpCalls,
         *,
-        ended: bool,
+        end_stream: bool,
     ) -> None:
-        """Begin a call; `ended`: its request has no body."""
+        """Begin a call; `end_stream`: its request has no body."""
         super().__init__(protocol, number, head, None)
         self.kind = Kind.BIDI_STREAM  # Its body is read as it arrives.
-        self.body = RestBody(self, 0 if ended else head.length)
+        self.body = RestBody(self, 0 if end_stream else head.length)
         self._calls = calls
         self._writing: asyncio.Future[None] | None = None
 
@@ -289,10 +289,10 @@ def begin_rest(protocol: Connected, event: RequestReceived, transport: asyncio.B
         protocol.connection.reset_when_sent(number, ErrorCode.NO_ERROR)
         return
     assert rest is not None  # Otherwise the request is refused.
-    call = RestCall(protocol, number, head, rest.calls, ended=event.ended)
+    call = RestCall(protocol, number, head, rest.calls, end_stream=event.end_stream)
     protocol.add_call(call)
     call.begin()
-    if event.ended:
+    if event.end_stream:
         protocol.request_ended(call)
 
 

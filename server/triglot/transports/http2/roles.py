@@ -120,7 +120,7 @@ class RequestBody(Protocol):
     reader: MessageReader
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the body has the length that its content-length declared."""
 
     def feed(self, parts: Sequence[memoryview]) -> None:

@@ -26,7 +26,7 @@ from triglot.transports.grpc_calls import (
     retry_metadata,
     truncated,
 )
-from triglot.transports.http2.body import Body, decompress_alone
+from triglot.transports.http2.body import Body, decompress_off_loop
 from triglot.transports.http2.core.frames import ErrorCode
 from triglot.transports.http2.core.receiving import RpcHead
 from triglot.transports.http2.core.sending import (
@@ -212,7 +212,7 @@ class Rpc(GrpcCall):
         server = self.protocol.server
         decompressing = message, self.head.encoding, server.max_message_size, server.request_bytes
         self.task = self.run(
-            guarded(pass_on, (self.start, decompress_alone, *decompressing), self.cancelled, self.failed)
+            guarded(pass_on, (self.start, decompress_off_loop, *decompressing), self.cancelled, self.failed)
         )
 
     def receive_body(self) -> None:

@@ -121,7 +121,7 @@ class H2Server:
             tls=self._tls,
             handshake_seconds=self.limits.settings_timeout,
             idle=self._idle_here,
-            idle_elsewhere=tuple if config.rest_with_grpc else self._idle_rest,
+            idle_of_other_port=tuple if config.rest_with_grpc else self._idle_rest,
         )
         self._listener.start()
         self._release_buffers()

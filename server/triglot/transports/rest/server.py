@@ -32,7 +32,7 @@ class HttpServer(ABC):
         self._tls = Tls(config, "http/1.1") if config.tls_certificate else None
         self._listener: Listener | None = None
 
-    async def start(self, idle_elsewhere: Idle = tuple) -> int:
+    async def start(self, idle_of_other_port: Idle = tuple) -> int:
         """Bind and serve; returns the port. Raise `OSError` when the address cannot be bound.
 
         `idle_elsewhere`: see `Listener`.
@@ -47,7 +47,7 @@ class HttpServer(ABC):
             max_connections=max_sockets(config),
             tls=self._tls,
             idle=self.idle_connections,
-            idle_elsewhere=idle_elsewhere,
+            idle_of_other_port=idle_of_other_port,
         )
         self._listener.start()
         return port

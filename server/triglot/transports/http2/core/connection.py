@@ -20,11 +20,11 @@ from triglot.transports.http2.core.limits import DEFAULTS, Limits
 from triglot.transports.http2.core.receiving import (
     DIRECT_BYTES,
     MAX_PREFIX_BYTES,
+    CompleteRequest,
     DataFrame,
     Event,
     HeaderFrames,
     RequestReceived,
-    WholeRequest,
 )
 from triglot.transports.http2.core.streams import BodySink, H2Error, Stream, Streams
 
@@ -40,7 +40,7 @@ BULK_BYTES: Final = 512 * 1024
 """The same after a read that was mostly bodies in small DATA frames: fewer turns of the event loop."""
 
 
-MAX_WHOLE_BODY: Final = 64 * 1024
+MAX_COMPLETE_BODY: Final = 64 * 1024
 """Larger bodies are received straight into their final buffer."""
 
 
@@ -193,7 +193,7 @@ class Control:
             self._out.write(frames.goaway(self._streams.last, ErrorCode.NO_ERROR))
 
 
-class WholeRequests:
+class CompleteRequests:
     """Makes one event per such request.
 
     A body follows its own headers, or the headers of all requests that were sent together. `clear` is called
@@ -225,18 +225,18 @@ class WholeRequests:
         if end >= data:
             word, flags, data_number = frames.HEAD.unpack_from(view, data_head)
             size: int = word >> 8
-            whole = (
+            is_complete = (
                 data + size <= end
                 and word & 0xFF == frames.DATA
-                and size <= min(MAX_WHOLE_BODY, streams.limits.max_frame)
+                and size <= min(MAX_COMPLETE_BODY, streams.limits.max_frame)
             )
             own = flags == frames.END_STREAM and data_number == number
-            if whole and own and streams.begin_whole(number, size):
-                events.append(WholeRequest(number, request, bytes(view[data : data + size])))
+            if is_complete and own and streams.begin_complete(number, size):
+                events.append(CompleteRequest(number, request, bytes(view[data : data + size])))
                 return data + size
-        streams.begin(number, ended=False)
+        streams.begin(number, end_stream=False)
         self._begun[number] = len(events)
-        events.append(RequestReceived(number, request, ended=False))
+        events.append(RequestReceived(number, request, end_stream=False))
         return data_head
 
     def body(self, view: memoryview, start: int, length: int, flags: int, number: int, events: list[Any]) -> int:
@@ -245,11 +245,11 @@ class WholeRequests:
         To be called for every DATA frame: the first of several is not a complete body, and neither is the last.
         """
         at = self._begun.pop(number, None)
-        whole = at is not None and flags == frames.END_STREAM and start + length <= len(view)
-        if not whole or length > MAX_WHOLE_BODY or not self._streams.end_whole(number, length):
+        is_complete = at is not None and flags == frames.END_STREAM and start + length <= len(view)
+        if not is_complete or length > MAX_COMPLETE_BODY or not self._streams.end_complete(number, length):
             return 0
         assert at is not None
-        events[at] = WholeRequest(number, events[at].headers, bytes(view[start : start + length]))
+        events[at] = CompleteRequest(number, events[at].headers, bytes(view[start : start + length]))
         return start + length
 
 
@@ -278,7 +278,7 @@ class Connection:
         self.streams: Mapping[int, Stream] = self._streams.open
         """Open streams by number."""
         self._headers = HeaderFrames(self._streams)
-        self._requests = WholeRequests(self._streams, self._headers)
+        self._requests = CompleteRequests(self._streams, self._headers)
         self._control = Control(self._streams)
         self.out = self._streams.out
         self._view = read_buffer() if buffer is None else buffer
@@ -428,7 +428,7 @@ class Connection:
                     continue
             start += frames.HEAD_BYTES
             if kind == frames.DATA:
-                if self._whole_data(number, flags, start, length, events):
+                if self._complete_data(number, flags, start, length, events):
                     continue
                 if flags & frames.PADDED and length and start == end:
                     return  # The length of the padding is needed first.
@@ -467,7 +467,7 @@ class Connection:
         self._start = min(self._end, start + self._headers.left)
         self._headers.more(self._view[start : self._start], events)
 
-    def _whole_data(self, number: int, flags: int, start: int, length: int, events: list[Event]) -> bool:
+    def _complete_data(self, number: int, flags: int, start: int, length: int, events: list[Event]) -> bool:
         """Read a complete DATA frame, maybe with more like it; returns False if it needs the general path."""
         view = self._view[: self._end]
         after = self._requests.body(view, start, length, flags, number, events)
@@ -531,7 +531,7 @@ class Connection:
 
     def _check_end(self, stream: Stream, events: list[Event]) -> None:
         """End the body if this frame has END_STREAM and all of its data has arrived, padding or not."""
-        if self._data.end_stream and not self._data.left and not stream.ended:
+        if self._data.end_stream and not self._data.left and not stream.end_stream:
             self._data.end_body(stream, events)
 
     # --- called by the owner ---
@@ -549,7 +549,7 @@ class Connection:
         """
         stream = self._streams.open.get(number)
         self._streams.consumed(stream, count)
-        if stream is None or stream.ended or stream.sink is None or (room := stream.sink.room()) is None:
+        if stream is None or stream.end_stream or stream.sink is None or (room := stream.sink.room()) is None:
             return
         in_flight = stream.window.left + (self._data.left if stream is self._data.stream else 0)
         if len(room) > in_flight:

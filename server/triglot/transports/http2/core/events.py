@@ -16,7 +16,7 @@ class DataReceived:
 
     stream: int
     parts: list[memoryview]
-    ended: bool
+    end_stream: bool
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class DataPlaced:
 
     stream: int
     size: int
-    ended: bool
+    end_stream: bool
 
 
 @dataclass(slots=True)

@@ -214,22 +214,22 @@ def _cached_head(fields: tuple[Field, ...]) -> RpcHead:
 class RequestReceived:
     """A request's headers.
 
-    `ended`: the request has no body.
+    `end_stream`: the request has no body.
     """
 
     __slots__ = (
-        "ended",
+        "end_stream",
         "headers",
         "stream",
     )
 
-    def __init__(self, stream: int, headers: RpcHead, ended: bool) -> None:
+    def __init__(self, stream: int, headers: RpcHead, end_stream: bool) -> None:
         self.stream = stream
         self.headers = headers
-        self.ended = ended
+        self.end_stream = end_stream
 
 
-class WholeRequest:
+class CompleteRequest:
     """A request with its complete body, as most requests are."""
 
     __slots__ = (
@@ -246,7 +246,7 @@ class WholeRequest:
 
 Event = (
     RequestReceived
-    | WholeRequest
+    | CompleteRequest
     | DataReceived
     | DataPlaced
     | RequestEnded
@@ -376,10 +376,10 @@ class HeaderFrames:
         except HpackError as error:
             raise _broken(error) from None
 
-    def _received(self, number: int, decoded: Decoded, ended: bool, events: list[Event]) -> None:
+    def _received(self, number: int, decoded: Decoded, end_stream: bool, events: list[Event]) -> None:
         streams = self._streams
         if number in streams.open:
-            self._trailers(number, chain(*decoded), ended, events)
+            self._trailers(number, chain(*decoded), end_stream, events)
             return
         if number <= streams.last:
             if not streams.was_reset(number):
@@ -398,13 +398,13 @@ class HeaderFrames:
         elif not may_begin:
             streams.refuse(number)
         else:
-            streams.begin(number, ended=ended)
-            events.append(RequestReceived(number, head, ended))
+            streams.begin(number, end_stream=end_stream)
+            events.append(RequestReceived(number, head, end_stream))
 
-    def _trailers(self, number: int, fields: Iterable[Field], ended: bool, events: list[Event]) -> None:
-        malformed = not ended or any(field.name.value[:1] == b":" for field in fields)
+    def _trailers(self, number: int, fields: Iterable[Field], end_stream: bool, events: list[Event]) -> None:
+        malformed = not end_stream or any(field.name.value[:1] == b":" for field in fields)
         stream = self._streams.open[number]
-        if stream.ended:
+        if stream.end_stream:
             self._streams.reset_invalid(number, ErrorCode.STREAM_CLOSED, events)
         elif malformed:
             self._streams.reset_invalid(number, ErrorCode.PROTOCOL_ERROR, events)
@@ -494,7 +494,7 @@ class DataFrame:
         """
         streams = self._streams
         stream = streams.open.get(number)
-        if stream is None or stream.ended:
+        if stream is None or stream.end_stream:
             return 0
         end, after, total = len(buffer), 0, 0
         limit = min(streams.window.left, stream.window.left)
@@ -535,14 +535,14 @@ class DataFrame:
             self.placed(number, count, events)
             if not parts:
                 return
-        received = self._received[number] = DataReceived(number, parts, ended=False)
+        received = self._received[number] = DataReceived(number, parts, end_stream=False)
         events.append(received)
 
     def placed(self, number: int, size: int, events: list[Any]) -> None:
         """Note that `size` bytes of a body are in its sink."""
         placed = self._placed.get(number)
         if placed is None:
-            placed = self._placed[number] = DataPlaced(number, size, ended=False)
+            placed = self._placed[number] = DataPlaced(number, size, end_stream=False)
             events.append(placed)
         else:
             placed.size += size
@@ -553,9 +553,9 @@ class DataFrame:
         number = stream.id
         event = self._received.get(number) or self._placed.get(number)
         if event is None:
-            event = DataReceived(number, [], ended=True)
+            event = DataReceived(number, [], end_stream=True)
             events.append(event)
-        event.ended = True
+        event.end_stream = True
 
     def _charge_window(self, number: int, length: int, events: list[Any]) -> Stream | None:
         """Return the frame's stream, and charges its window; None: the frame is to be ignored."""
@@ -564,8 +564,8 @@ class DataFrame:
         if stream is None:
             if number <= streams.refuse_after and not streams.was_reset(number):
                 streams.reset_closed(number)
-        elif stream.ended or length > stream.window.left:
-            code = ErrorCode.STREAM_CLOSED if stream.ended else ErrorCode.FLOW_CONTROL_ERROR
+        elif stream.end_stream or length > stream.window.left:
+            code = ErrorCode.STREAM_CLOSED if stream.end_stream else ErrorCode.FLOW_CONTROL_ERROR
             streams.reset_invalid(number, code, events)
             stream = None
         else:

@@ -127,12 +127,12 @@ class BodySink(ABC):
 class Stream:
     """An open stream."""
 
-    __slots__ = ("ended", "id", "reset_with", "sink", "window")
+    __slots__ = ("end_stream", "id", "reset_with", "sink", "window")
 
     def __init__(self, number: int, window: int) -> None:
         self.id = number
         self.window = ReceiveWindow(window)
-        self.ended = False
+        self.end_stream = False
         """Whether the client has ended its side (END_STREAM)."""
         self.sink: BodySink | None = None
         self.reset_with: ErrorCode | None = None
@@ -169,9 +169,9 @@ class Streams:
         self.reset_running = 0
         """Number of running handlers whose streams have ended; maintained by the owner."""
         self._recently_reset: dict[int, None] = {}
-        self._whole = Stream(0, 0)
+        self._complete = Stream(0, 0)
         """Stands for all requests whose body has arrived: later bytes cannot change these."""
-        self._whole.ended = True
+        self._complete.end_stream = True
 
     def charge(self, what: str) -> None:
         """Charge a frame that nothing accounts for. Raise `H2Error` when there were too many."""
@@ -199,15 +199,15 @@ class Streams:
             and number & 1 == 1
         )
 
-    def begin(self, number: int, *, ended: bool) -> None:
-        """Open a stream for a request; `ended`: it has no body."""
+    def begin(self, number: int, *, end_stream: bool) -> None:
+        """Open a stream for a request; `end_stream`: it has no body."""
         self.last = number
         stream = self.open[number] = Stream(number, self.first_window)
-        stream.ended = ended
+        stream.end_stream = end_stream
         self.out.begin(number)
         self._earn(STREAM_EARNS)
 
-    def begin_whole(self, number: int, size: int) -> bool:
+    def begin_complete(self, number: int, size: int) -> bool:
         """Open a stream for a request that `may_begin`, with a complete body.
 
         False if the windows do not allow it.
@@ -217,19 +217,19 @@ class Streams:
             return False
         window.left -= size
         self.last = number
-        self.open[number] = self._whole
+        self.open[number] = self._complete
         self.out.begin(number)
         self._earn(STREAM_EARNS)
         self.bytes_received(size)
         return True
 
-    def end_whole(self, number: int, size: int) -> bool:
+    def end_complete(self, number: int, size: int) -> bool:
         """Note that a body of `size` bytes has arrived as a whole; False if it needs the general path."""
         stream = self.open.get(number)
-        if stream is None or stream.ended or size > stream.window.left or size > self.window.left:
+        if stream is None or stream.end_stream or size > stream.window.left or size > self.window.left:
             return False
         self.window.left -= size
-        self.open[number] = self._whole
+        self.open[number] = self._complete
         self.bytes_received(size)
         return True
 
@@ -244,7 +244,7 @@ class Streams:
 
     def consumed(self, stream: Stream | None, count: int) -> None:
         """Note that `count` bytes of a body have been consumed, and open the stream's window if it is worth it."""
-        if stream is None or stream.ended:
+        if stream is None or stream.end_stream:
             return
         opened = stream.window.widen(self.limits.stream_window) + stream.window.consumed(count)
         if opened:
@@ -262,7 +262,7 @@ class Streams:
 
     def end(self, stream: Stream) -> None:
         """Note that the client has ended its side."""
-        stream.ended = True
+        stream.end_stream = True
         if not self.out.has(stream.id):
             self.open.pop(stream.id, None)
 
@@ -271,7 +271,7 @@ class Streams:
         stream = self.open.get(number)
         if stream is None:
             return
-        if stream.ended:
+        if stream.end_stream:
             del self.open[number]
         elif stream.reset_with is not None:
             self.reset(number, stream.reset_with)
@@ -324,7 +324,7 @@ class Streams:
     def reset_when_sent(self, number: int, code: ErrorCode) -> None:
         """Reset a stream once our response has been sent, if the client has not ended its request by then."""
         stream = self.open.get(number)
-        if stream is None or stream.ended:
+        if stream is None or stream.end_stream:
             return
         stream.sink = None
         stream.reset_with = code
