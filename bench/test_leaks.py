@@ -19,7 +19,7 @@ def test_each_shape_is_asked(shape: leaks.Shape) -> None:
     assert 0 < growth.meant <= FEW
 
 
-def test_what_is_said_of_known_sizes() -> None:
+def test_lines_of_known_sizes() -> None:
     first, level = [50 * 2**20] * 4, 60 * 2**20
     flat = Growth(SHAPES[0], 1000, [*first, *[level] * 12], 16_000)
     assert (round(flat.slope), flat.right) == (0, True)

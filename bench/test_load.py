@@ -128,7 +128,7 @@ def test_a_server_that_does_not_start_is_an_error() -> None:
         compare(scenario, SETTINGS)
 
 
-def test_a_model_that_is_not_there_is_an_error() -> None:
+def test_missing_model_is_an_error() -> None:
     scenario = replace(BY_NAME["infer-c1"], lines=(Line("lost", AIO, "no_such_model"),))
     with pytest.raises(BenchError, match=r"infer-c1, lost: .*NOT_FOUND"):
         compare(scenario, SETTINGS)
@@ -405,5 +405,5 @@ def test_tuning() -> None:
     assert aio_tuning.lines(measured).splitlines()[0].count("x stock") == 2
 
 
-def test_versions_are_said() -> None:
+def test_versions_are_printed() -> None:
     assert any("uvloop" in line for line in report.machine())

@@ -112,7 +112,7 @@ async def test_silence_is_an_error() -> None:
 
 
 @needs_native
-async def test_nobody_listens() -> None:
+async def test_refused_connection() -> None:
     exchange = grpc_exchange("m", tensor(1, 16))
     with pytest.raises(BenchError, match=r"nobody listens|no answers"):
         await native.load(subject(1, exchange, [Request(exchange.body)]), 2, 0.05, 0.1, 1, 1.0)

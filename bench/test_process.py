@@ -33,7 +33,7 @@ async def test_losing() -> None:
     assert "at the latest, goal 1" in table
 
 
-def test_what_is_said_of_known_rounds() -> None:
+def test_lines_of_known_rounds() -> None:
     def measured(kind: Kind, rate: float, p50: float) -> Measured[Kind]:
         return Measured(kind, [Round(rate, p50, 2 * p50)] * 3)
 

@@ -22,7 +22,7 @@ async def _offer(port: int, reply: bytes, patience: float = 10.0) -> openclient.
         await close(connection)
 
 
-async def test_an_open_loop_tells_answers_from_refusals() -> None:
+async def test_open_loop_separates_answers_from_refusals() -> None:
     numbers = count(1)
 
     async def handler(request: bytes, context: Context) -> bytes:

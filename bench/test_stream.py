@@ -89,7 +89,7 @@ def test_shared_memory() -> None:
     assert all(measurement.rounds[0].rate > 0 for measurement in measured)
 
 
-def test_what_is_said_of_known_rounds() -> None:
+def test_lines_of_known_rounds() -> None:
     def measured(name: str, rate: float) -> Measured[str]:
         return Measured(name, [Round(rate, 0.01, 0.02, 1e-4, 0.95)] * 3)
 

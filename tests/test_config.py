@@ -285,7 +285,7 @@ def test_the_model_of_vertex_ai(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("uri", ["gs://bucket/model", "/no/such/folder"])
-def test_a_model_of_vertex_ai_that_is_elsewhere(uri: str) -> None:
+def test_vertex_ai_model_in_a_bucket(uri: str) -> None:
     with pytest.raises(ConfigError) as caught:
         vertex_model(VERTEX | {"AIP_STORAGE_URI": uri})
     assert str(caught.value) == (

@@ -21,7 +21,7 @@ NO_VENV = f"{sys.executable} has no venv; on Debian and Ubuntu: apt install pyth
         ("sys.version_info = (3, 11, 1)", "Python 3.11.2 or newer is needed, this is "),
     ],
 )
-def test_what_is_missing_is_said_in_a_line(lacks: str, problem: str) -> None:
+def test_missing_program_is_one_line(lacks: str, problem: str) -> None:
     run = f"runpy.run_path({str(FILE)!r}, run_name='__main__')"
     code = f"import runpy, sys\n{lacks}\nsys.argv[1:] = ['dev']\n{run}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)

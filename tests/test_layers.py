@@ -85,7 +85,7 @@ def test_imports_point_down(imports: dict[str, set[str]]) -> None:
     assert [f"{module} imports {name}" for module, name in found if not allowed(module, name)] == []
 
 
-def test_there_are_no_circles(imports: dict[str, set[str]]) -> None:
+def test_no_circular_imports(imports: dict[str, set[str]]) -> None:
     """Not even of imports that only types need."""
     used = {module: (names & MODULES.keys()) - {module} for module, names in imports.items()}
     TopologicalSorter(used).prepare()

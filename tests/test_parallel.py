@@ -36,12 +36,12 @@ def test_a_file_is_another_group_over_other_transports() -> None:
         ("tests/e2e/test_monitor_page.py::test_it", False),
     ],
 )
-def test_what_goes_over_both_transports(node_id: str, expected: bool) -> None:
+def test_tests_over_both_transports(node_id: str, expected: bool) -> None:
     assert runs_over_both(node_id) is expected
 
 
 @pytest.mark.parametrize("pattern", [*OVER_AIO, *NOT_OVER_AIO])
-def test_what_is_named_there_exists(pattern: str) -> None:
+def test_named_tests_exist(pattern: str) -> None:
     file, _, test = pattern.partition("::")
     found = list(Path(parallel.__file__).parents[1].glob(file))
     assert any(f"def {test}" in path.read_text() for path in found if path.is_file())
@@ -66,7 +66,7 @@ BEFORE = {"python": "3.11", "root": "/a", "requirements": ["x==1", "y==2"], "pro
         ({"requirements": ["w==1", "x==1", "y==2"], "project": {}}, False),
     ],
 )
-def test_lines_that_only_came_are_installed_beside_the_others(change: dict[str, object], grown: bool) -> None:
+def test_added_lines_are_installed_with_the_others(change: dict[str, object], grown: bool) -> None:
     assert environments.has_grown(BEFORE, BEFORE | change) is grown
 
 

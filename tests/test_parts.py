@@ -273,7 +273,7 @@ def test_part_is_where_the_table_says(kind: str, name: str) -> None:
         ("json:protocol", "the protocol json:protocol: json has no attribute 'protocol'"),
     ],
 )
-def test_protocol_of_another_package_that_is_not_there(name: str, error: str) -> None:
+def test_missing_protocol_of_another_package(name: str, error: str) -> None:
     completed = run_triglot("serve", environment=CORE | {"TRIGLOT_PROTOCOLS": f"kserve,{name}"})
     assert (completed.returncode, completed.stderr.splitlines()[-1]) == (2, f"triglot: protocols: {error}")
 

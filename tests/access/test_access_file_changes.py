@@ -106,7 +106,7 @@ def test_changes_that_are_not_in_force(
     assert "the new access file takes all rights from: a, one" in caplog.text
 
 
-def test_a_new_file_that_is_written_there_counts_once_it_is_left_alone(access: Access) -> None:
+def test_new_file_counts_once_it_is_unchanged(access: Access) -> None:
     access.file.unlink()
     for text in (FILE[: FILE.rindex("models")], FILE.replace("[client.a]", "[client.c]")):
         access.file.write_text(text)

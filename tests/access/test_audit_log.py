@@ -425,7 +425,7 @@ def test_sighup_ends_no_server_and_the_next_line_is_in_a_new_file(tmp_path: Path
     assert len(lines(tmp_path / "audit.1")) == 1
 
 
-def test_a_full_disk_fails_no_call_and_is_told_once(tmp_path: Path) -> None:
+def test_full_disk_fails_no_call_and_is_logged_once(tmp_path: Path) -> None:
     write_model(tmp_path / "models" / "m")
     file = tmp_path / "audit"
     with Triglot(tmp_path / "models", *QUICK, "--audit-log", file) as server:

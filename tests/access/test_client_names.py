@@ -120,7 +120,7 @@ async def test_metrics_and_the_access_log(tmp_path: Path, caplog: pytest.LogCapt
     assert "secret" not in caplog.text + text
 
 
-async def test_without_an_access_file_nobody_has_a_name(caplog: pytest.LogCaptureFixture) -> None:
+async def test_clients_are_unnamed_without_an_access_file(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, ACCESS)
     async with serving({"who": Who()}, log_verbose_level=1) as it:
         address = f"http://127.0.0.1:{it.server.rest_port}"

@@ -87,13 +87,13 @@ UNUSABLE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", UNUSABLE)
-def test_keys_that_are_for_nobody(name: str) -> None:
+def test_keys_without_an_issuer(name: str) -> None:
     assert [key.kid for key in read_keys(of(UNUSABLE[name], OTHER.jwk))] == ["other"]
     with pytest.raises(KeySetError, match="has no key for signatures"):
         read_keys(of(UNUSABLE[name]))
 
 
-def test_a_key_that_is_there_twice() -> None:
+def test_duplicate_key() -> None:
     keys = read_keys(keyset(ONE, ONE, OTHER))
     assert [key.kid for key in keys] == ["one", "other"]
     assert read_keys(keyset(ONE, OTHER)) == keys
@@ -198,7 +198,7 @@ def test_a_server_that_has_none(content: bytes, status: int, headers: dict[str, 
         wait_until(lambda: not source.problem)
 
 
-def test_keys_stay_when_the_server_goes() -> None:
+def test_keys_outlast_their_server() -> None:
     with key_server(keyset(ONE)) as server:
         source = fetched(KeyUrl(server.url, refresh=0.01))
     server.server_close()

@@ -13,7 +13,7 @@ SECONDS = 20
 
 
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError])
-def test_what_its_code_raises_is_the_outcome_and_the_loop_goes_on(error: type[BaseException]) -> None:
+def test_exception_of_code_is_its_outcome_and_the_loop_continues(error: type[BaseException]) -> None:
     async def fail() -> None:
         raise error
 

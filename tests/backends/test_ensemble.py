@@ -116,7 +116,7 @@ async def test_nothing_is_copied_between_the_steps() -> None:
         assert np.shares_memory(before, after)
 
 
-async def test_a_tensor_that_nobody_takes_any_more_is_let_go() -> None:
+async def test_unused_tensor_is_released() -> None:
     first: list[weakref.ref[Any]] = []
     alive: list[bool] = []
 

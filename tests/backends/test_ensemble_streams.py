@@ -66,7 +66,7 @@ async def ys(served: Served, *values: int, **fields: Any) -> list[int]:
 
 @both
 @pytest.mark.parametrize("count", [0, 1, 5, 3 * MAX_RUNS])
-async def test_each_answer_goes_through_the_steps_after_it(infer: Any, count: int) -> None:
+async def test_each_response_runs_the_following_steps(infer: Any, count: int) -> None:
     models = {
         "e": ensemble(step("twice", "x", "m"), step("each", "m", "n"), step("twice", "n", "y")),
         "each": Function(infer),

@@ -109,7 +109,7 @@ def test_versions_of_a_python_model(tmp_path: Path, unchanged: Callable[[object]
             model.close()
 
 
-def test_a_python_model_that_nobody_closes(tmp_path: Path, unchanged: Callable[[object], None]) -> None:
+def test_python_model_without_close(tmp_path: Path, unchanged: Callable[[object], None]) -> None:
     model = backends.load("python", write(tmp_path, PLAIN))
     unchanged(model)
     unchanged(sys.modules[type(model).__module__])

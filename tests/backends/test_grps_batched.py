@@ -174,7 +174,9 @@ converter_register.register("numbers", Numbers())
     ],
     ids=lambda texts: "-".join(texts).replace(" ", "_")[:30],
 )
-async def test_what_members_are_told(tmp_path: Path, texts: Sequence[str], expected: Sequence[str]) -> None:
+async def test_members_get_their_own_outcomes(
+    tmp_path: Path, texts: Sequence[str], expected: Sequence[str]
+) -> None:
     async with served(project(tmp_path, ODD, 2)) as server:
         assert sorted(await answers_to(server, *texts)) == sorted(expected)
         # The loop lives on.

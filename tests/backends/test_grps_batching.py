@@ -248,7 +248,7 @@ converter_register.register("numbers", Numbers())
         (["none", "a"], ["Output type must be GrpsMessage."] * 2),
     ],
 )
-def test_what_members_are_told(tmp_path: Path, texts: list[str], expected: list[str]) -> None:
+def test_members_get_their_own_outcomes(tmp_path: Path, texts: list[str], expected: list[str]) -> None:
     with dag_of_one_model(tmp_path, ODD, 2) as model:
         outcomes = texts_of(model, *texts)
         assert answers_in(outcomes) == expected
@@ -326,7 +326,7 @@ class ExpiresInTheQueue(LeavesInTheQueue):
         return self.looks > 1
 
 
-def test_a_member_whose_deadline_passed_is_told_so(tmp_path: Path) -> None:
+def test_expired_member_gets_deadline_exceeded(tmp_path: Path) -> None:
     with dag_of_one_model(tmp_path, SIZES, 2) as model, threads(2) as pool:
         late = pool.submit(model.infer, {}, ExpiresInTheQueue())
         other = pool.submit(model.infer, {}, GrpsCall(GrpsMessage(str_data="a")))

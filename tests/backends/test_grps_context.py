@@ -86,7 +86,7 @@ def test_answers_carry_success_unless_they_fail() -> None:
     ]
 
 
-def test_nothing_goes_out_where_nothing_streams() -> None:
+def test_unary_call_sends_no_stream_message() -> None:
     call = GrpsCall()
     context = of(call)
     assert not context.if_streaming()

@@ -93,7 +93,7 @@ def has(module: str) -> bool:
 
 
 @pytest.mark.skipif(has("pynvml"), reason="pynvml is installed")
-def test_without_nvml_there_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_nvml_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     monitor = Monitor()
     with GpuMonitor(NONE, monitor):
         pass
@@ -106,7 +106,7 @@ def test_without_nvml_there_is_one_warning(caplog: pytest.LogCaptureFixture) -> 
 
 
 @pytest.mark.skipif(not has("pynvml"), reason="pynvml is not installed")
-def test_with_nvml_there_is_a_reader_or_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_nvml_gives_a_reader_or_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     reader = nvml_reader([0], {})
     assert (reader is None) == ("cannot reach the NVIDIA driver" in caplog.text)
     assert reader is None or [load.device for load in reader()] == [0]
@@ -125,7 +125,7 @@ def has_gpu() -> bool:
 
 
 @pytest.mark.skipif(not has_gpu(), reason="there is no GPU that NVML could find")
-def test_what_a_project_tells_of_its_gpu(tmp_path: Path) -> None:
+def test_project_reports_its_gpu(tmp_path: Path) -> None:
     gpu = "gpu: {devices: [0], mem_manager_type: none, mem_limit_mib: -1, mem_gc_enable: false}\n"
     write_project(tmp_path, SERVER + gpu)
     ports = {"TRIGLOT_REST_PORT": "0", "TRIGLOT_GRPC_PORT": "0", "TRIGLOT_DRAIN_DELAY": "0"}

@@ -87,7 +87,7 @@ def test_any_layout_in_memory_is_sent_row_by_row(array: Array) -> None:
     ],
     ids=["bool", "uint16", "uint32", "bfloat16"],
 )
-def test_what_grps_has_not_goes_out_as_what_holds_it(array: Array, sent: Array) -> None:
+def test_other_datatypes_are_sent_as_wider_ones(array: Array, sent: Array) -> None:
     same(to_array(filled(array)), sent)
 
 

@@ -53,7 +53,7 @@ def test_lines_and_their_files(tmp_path: Path) -> None:
     assert re.fullmatch(head + r"WARNING\] from the project's clogger", line)
 
 
-def test_lines_are_added_to_what_is_there(tmp_path: Path) -> None:
+def test_lines_are_appended_to_existing_files(tmp_path: Path) -> None:
     for text in ("one", "two"):
         with log_files(tmp_path, settings(tmp_path)) as folder:
             logging.getLogger(USER_LOGGER).error(text)

@@ -155,7 +155,7 @@ def test_what_a_model_says_of_itself(tmp_path: Path) -> None:
         assert model.description["name"] == "the_dag"
 
 
-def test_a_dag_hands_messages_on(tmp_path: Path) -> None:
+def test_dag_passes_messages_on(tmp_path: Path) -> None:
     with opened(two_steps(tmp_path)) as model:
         assert ask(model, "x") == "x>A>B"
         assert ask(model, "seen") == "AB"
@@ -191,7 +191,7 @@ def test_a_model_of_a_dag_runs_alone(tmp_path: Path) -> None:
         ("nothing", "Output type must be GrpsMessage."),
     ],
 )
-def test_what_a_caller_is_told(tmp_path: Path, kind: str, text: str) -> None:
+def test_errors_of_a_project_reach_the_caller(tmp_path: Path, kind: str, text: str) -> None:
     with opened(write_project(tmp_path, MISTAKES)) as model:
         with pytest.raises(Internal) as caught:
             ask(model, kind)

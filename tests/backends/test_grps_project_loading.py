@@ -255,7 +255,7 @@ def test_what_keeps_a_project_from_loading(tmp_path: Path, code: str, name: str,
     assert failure(settings, name).startswith(f"{tmp_path}/{text}")
 
 
-def test_a_converter_that_nobody_registers(tmp_path: Path) -> None:
+def test_unregistered_converter(tmp_path: Path) -> None:
     models = [entry(converter_type="customized", converter_name="lost")]
     text = failure(write_project(tmp_path, ECHO, models=models))
     assert "model m-1.0.0: converter_name: no converter 'lost' is registered (registered: none); expected" in text

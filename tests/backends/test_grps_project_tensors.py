@@ -30,7 +30,7 @@ def floats(name: str, *values: float) -> GenericTensor:
 
 
 @pytest.mark.parametrize("datatype", [*KEPT, *WIDENED])
-def test_numbers_there_and_back(datatype: str) -> None:
+def test_numbers_round_trip(datatype: str) -> None:
     dtype = DATATYPES[datatype].dtype
     array = np.array([[0, 1, 1], [1, 0, 1]]).astype(dtype)
     array.flags.writeable = False
@@ -42,7 +42,7 @@ def test_numbers_there_and_back(datatype: str) -> None:
     assert arrays["scalar"].shape == ()
 
 
-def test_texts_there_and_back() -> None:
+def test_texts_round_trip() -> None:
     array = object_array(["é".encode(), b""], [2, 1])
     message = message_of({"x": array}, "m-1.0.0")
     assert message.model == "m-1.0.0"

@@ -93,14 +93,14 @@ def test_the_projects_own_test(tmp_path: Path, capfd: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize("name", ["test.MyTestCase.test_lost", "test.Lost", "test.nothing"])
-def test_a_test_that_is_not_there(tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_missing_test_class(tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str]) -> None:
     files = {"test.py": "import unittest\nnothing = unittest.TestSuite\n"}
     settings = write_project(tmp_path, ECHO, models=MODELS, files=files)
     assert not run_unittest(settings, name)
     capfd.readouterr()
 
 
-def test_a_module_of_tests_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_test_module(tmp_path: Path) -> None:
     """Python has a package `test` of its own, which is not meant."""
     settings = write_project(tmp_path, ECHO, models=MODELS)
     for name in ("lost", "test.MyTestCase.test_infer"):

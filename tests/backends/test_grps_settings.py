@@ -165,7 +165,7 @@ def test_further_keys_are_left_out(tmp_path: Path) -> None:
     assert read.server_conf["interface"]["timeout"] == 5
 
 
-def test_a_key_that_looks_like_another_is_told_of(tmp_path: Path) -> None:
+def test_misspelt_key_is_warned_of(tmp_path: Path) -> None:
     read = with_model(tmp_path, batchng={"type": "dynamic"})
     assert read.warnings == (
         f"{tmp_path}/conf/inference.yml: models[0].batchng: unknown key, ignored; did you mean 'batching'?",

@@ -199,7 +199,7 @@ def test_ids_are_unique(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("models", [None, [], {}, ["m"]])
-def test_there_are_models(tmp_path: Path, models: object) -> None:
+def test_models_are_required(tmp_path: Path, models: object) -> None:
     with pytest.raises(ModelLoadError, match="models: expected a list of maps with name, version, "):
         project(tmp_path, inference=yaml.safe_dump({"models": models, "dag": DAG}))
 

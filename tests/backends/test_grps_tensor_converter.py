@@ -121,7 +121,7 @@ def joined(*messages: pb.GrpsMessage) -> tuple[Any, list[GrpsContext]]:
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=5), st.booleans())
-def test_a_batch_comes_apart_as_it_was_put_together(sizes: list[int], with_names: bool) -> None:
+def test_batch_is_split_as_it_was_joined(sizes: list[int], with_names: bool) -> None:
     rows = np.arange(sum(sizes) * 2, dtype=np.float32).reshape(-1, 2)
     parts = np.split(rows, np.cumsum(sizes)[:-1])
     names = ("a", "b") if with_names else ("", "")
@@ -208,7 +208,7 @@ def test_results_that_do_not_have_the_rows_of_the_batch(shape: list[int]) -> Non
     assert caught.value.message == text
 
 
-def test_a_batch_size_that_nobody_put() -> None:
+def test_batch_size_that_was_not_put() -> None:
     with pytest.raises(Internal, match="no user data 'batch_size'"):
         CONVERTER.batch_postprocess(X, [GrpsContext()])
 
@@ -225,7 +225,7 @@ def test_devices(device: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("device", ["", "auto", "cuda:", "gpu:x", "cpu:0", "cuda:1 "])
-def test_devices_that_there_are_not(device: str) -> None:
+def test_missing_devices(device: str) -> None:
     text = "device: expected cpu, cuda, gpu, cuda:N, gpu:N or original, got "
     with pytest.raises(ModelLoadError) as caught:
         device_name(device, "cuda")

@@ -50,7 +50,7 @@ def refused(device: Any, text: str, args: Any = None) -> None:
 
 @pytest.mark.parametrize("dtype", ["u1", "i1", "i2", "i4", "i8", "f2", "f4", "f8"])
 @pytest.mark.parametrize("shape", [[], [2, 3]])
-def test_tensors_there_and_back(dtype: str, shape: list[int]) -> None:
+def test_tensors_round_trip(dtype: str, shape: list[int]) -> None:
     array = np.arange(max(1, np.prod(shape, dtype=int)), dtype=dtype).reshape(shape)
     tensors = CONVERTER.preprocess(message(filled(array, "x")), GrpsContext())
     assert isinstance(tensors["x"], torch.Tensor)
@@ -88,7 +88,7 @@ def test_results_of_any_layout_and_history() -> None:
     ],
     ids=["bfloat16", "bool"],
 )
-def test_what_grps_has_not_goes_out_as_what_holds_it(result: Any, sent: Any) -> None:
+def test_other_datatypes_are_sent_as_wider_ones(result: Any, sent: Any) -> None:
     same(named(CONVERTER.postprocess(result, GrpsContext()))["output"], sent)
 
 
@@ -255,7 +255,7 @@ def test_devices(device: str, model: str, inputs: str) -> None:
 
 
 @pytest.mark.parametrize("device", [None, "", "tpu", "cpu:1"])
-def test_devices_that_there_are_not(device: Any) -> None:
+def test_missing_devices(device: Any) -> None:
     refused(device, f"device: expected cpu, cuda, gpu, cuda:N, gpu:N or original, got {device or ''!r}")
 
 
@@ -266,7 +266,7 @@ def test_an_original_device_needs_one_for_its_inputs(device: str) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_that_there_is_not(tmp_path: Path) -> None:
+def test_missing_gpu(tmp_path: Path) -> None:
     inferer = TorchModelInferer()
     file = script(tmp_path / "offset.pt", IDENTITY, offset=torch.ones(2))
     inferer.init(str(file), "cuda")

@@ -154,7 +154,7 @@ def test_subclasses_of_a_project(open_model: Open, tmp_path: Path) -> None:
     assert answered(model, sent(1, 2)).str_data == "[[10.0], [20.0]]"
 
 
-def test_a_file_that_there_is_not(open_model: Open) -> None:
+def test_missing_file(open_model: Open) -> None:
     with pytest.raises(
         ModelLoadError, match=r"inference\.yml: model m-1: \./missing\.pt: the model cannot be loaded"
     ):

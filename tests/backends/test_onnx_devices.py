@@ -58,7 +58,7 @@ def options(**parameters: str) -> Any:
 # --- devices ---
 
 
-def test_without_groups_there_is_one_instance() -> None:
+def test_one_instance_without_groups() -> None:
     model = load()
     assert (model.instances, model.places_instances) == (1, False)
 
@@ -85,7 +85,7 @@ def test_instances_on_the_cpu_share_a_session(groups: list[InstanceGroup], insta
 
 @without_gpu
 @pytest.mark.parametrize("gpus", [(), (0,)])
-def test_a_gpu_that_is_not_there(gpus: Sequence[int]) -> None:
+def test_missing_gpu(gpus: Sequence[int]) -> None:
     text = load_error([InstanceGroup("CPU"), InstanceGroup("GPU", gpus=gpus)])
     why = f"{SOURCE}: instance_group[1].kind: KIND_GPU, but the backend finds no usable GPU"
     if onnx_backend.GPU not in onnxruntime.get_available_providers():
@@ -156,7 +156,7 @@ async def test_three_instances_answer_as_onnxruntime_does(tmp_path: Path) -> Non
 
 
 @without_gpu
-async def test_a_server_does_not_start_with_a_gpu_that_is_not_there(tmp_path: Path) -> None:
+async def test_server_does_not_start_with_a_missing_gpu(tmp_path: Path) -> None:
     models = repository(tmp_path, "instance_group [{ kind: KIND_GPU }]\n")
     with pytest.raises(ModelLoadError) as caught:
         async with triglot.Server([models], triglot.Config(grpc_port=0, rest_port=0)):

@@ -83,7 +83,7 @@ async def test_bf16(tmp_path: Path, shape: tuple[int, ...]) -> None:
             assert answer == ("BF16", list(shape), array.tobytes())
 
 
-def test_bf16_beside_other_types(tmp_path: Path) -> None:
+def test_bf16_with_other_types(tmp_path: Path) -> None:
     nodes = [node("Cast", ["x"], ["z"], to=FLOAT), node("Add", ["z", "a"], ["y"])]
     inputs = [value("x", TensorProto.BFLOAT16, ["n"]), value("a", FLOAT, ["n"])]
     model = load(save_graph(tmp_path / "model.onnx", nodes, inputs, [value("y", FLOAT, ["n"])]))
@@ -91,7 +91,7 @@ def test_bf16_beside_other_types(tmp_path: Path) -> None:
     assert_array_equal(answer["y"], np.array([2.5, -1], np.float32))
 
 
-def test_bf16_beside_strings_is_refused(tmp_path: Path) -> None:
+def test_bf16_with_strings_is_refused(tmp_path: Path) -> None:
     nodes = [node("Identity", ["x"], ["y"]), node("Identity", ["text"], ["z"])]
     inputs = [value("x", TensorProto.BFLOAT16, ["n"]), value("text", TensorProto.STRING, ["n"])]
     outputs = [value("y", TensorProto.BFLOAT16, ["n"]), value("z", TensorProto.STRING, ["n"])]
@@ -136,7 +136,7 @@ async def test_output_text_that_is_not_utf8_over_rest(tmp_path: Path) -> None:
         assert await rest.infer("model", sent("INT64", [1], [0], "i")) == (200, {"y": ([1], ["ok"])})
 
 
-def test_output_text_that_is_not_utf8_beside_text_inputs(tmp_path: Path) -> None:
+def test_output_text_that_is_not_utf8_with_text_inputs(tmp_path: Path) -> None:
     model = load(save_texts(tmp_path / "model.onnx", with_text=True))
     text = object_array([b"a"], (1,))
     with pytest.raises(Internal, match=r"cannot return text that is not UTF-8 beside inputs of strings"):
@@ -267,7 +267,7 @@ async def test_maps_with_a_batch_size_and_a_label_file(tmp_path: Path) -> None:
     assert (status, outputs["probabilities"]) == (200, ([2, 1], ["1.000000:0:cat", "0.500000:1:dog"]))
 
 
-def test_maps_beside_their_tensor(tmp_path: Path) -> None:
+def test_maps_with_their_tensor(tmp_path: Path) -> None:
     model = load(save_zipmap(tmp_path / "model.onnx", [0, 1], also_tensor=True))
     assert [spec.name for spec in model.outputs] == ["label", "scores"]
     assert model.labels == {"scores": [b"0", b"1"]}

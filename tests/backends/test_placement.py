@@ -47,7 +47,7 @@ def test_one_thread_after_the_other_takes_them_in_turn() -> None:
     assert [of_threads(placement, 1) for _ in range(4)] == [[{"a"}], [{"b"}], [{"c"}], [{"a"}]]
 
 
-def test_there_must_be_an_item() -> None:
+def test_an_item_is_required() -> None:
     with pytest.raises(ValueError, match="expected one for each instance, got none"):
         Placement([])
 
@@ -62,7 +62,7 @@ def test_devices_of_a_configuration() -> None:
 
 
 @pytest.mark.parametrize(("source", "named"), [("", str(FILE)), ("m/config.pbtxt", "m/config.pbtxt")])
-def test_a_device_that_is_not_there(source: str, named: str) -> None:
+def test_missing_device(source: str, named: str) -> None:
     config = ModelConfig(instance_groups=[InstanceGroup("CPU"), InstanceGroup("GPU", gpus=[0, 2])], source=source)
     with pytest.raises(ModelLoadError) as caught:
         devices_of(FILE, config, lambda: 2)

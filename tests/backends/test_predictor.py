@@ -183,7 +183,7 @@ def test_nan_is_a_bare_token(tmp_path: Path, value: str) -> None:
     assert returning(tmp_path, value) == "[NaN,-Infinity]"
 
 
-def test_an_array_reads_the_same_beside_a_nan(tmp_path: Path) -> None:
+def test_array_reads_the_same_with_a_nan(tmp_path: Path) -> None:
     plain, nan = (
         json.loads(returning(tmp_path, "np.array([0.1, 1e20, 3], 'f4')")),
         returning(tmp_path, "np.array([0.1, 1e20, 3, np.nan], 'f4')"),

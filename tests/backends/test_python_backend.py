@@ -89,7 +89,7 @@ def test_a_file_that_was_changed_within_a_second(
     assert run(backends.load("python", tmp_path / "model.py")) == [1 + (name == cached) for name in files]
 
 
-def test_nothing_is_written_beside_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_written_to_the_model_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
     (tmp_path / "helper.py").write_text("VALUE = 3")
     load(tmp_path, "from .helper import VALUE\n" + model_of("VALUE"))
@@ -145,5 +145,5 @@ def test_no_class(tmp_path: Path, text: str) -> None:
 TRITON_MODEL = "class TritonPythonModel:\n    def execute(self, requests): ...\n"
 
 
-def test_a_class_of_ours_beside_one_of_tritons(tmp_path: Path) -> None:
+def test_triglot_class_wins_over_a_triton_class(tmp_path: Path) -> None:
     assert run(backends.load("python", write_model(tmp_path, model_of("1") + TRITON_MODEL))) == 1

@@ -84,7 +84,7 @@ CONFIG = ModelConfig(parameters={"unit": "km"})
 SETS_UNIT = "    def load(self, folder):\n        self.unit = self.model_config.parameters.get('unit')\n"
 
 
-def test_parameters_are_there_when_it_loads(tmp_path: Path) -> None:
+def test_parameters_are_set_before_load(tmp_path: Path) -> None:
     file = write_model(tmp_path, model_of("self.unit") + SETS_UNIT)
     assert run(backends.load("python", file, CONFIG)) == "km"
     assert run(backends.load("python", file)) is None

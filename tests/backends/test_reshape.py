@@ -96,7 +96,7 @@ async def test_what_does_not_fit(tmp_path: Path, shape: str, problem: str) -> No
         raise caught.value.__cause__ or caught.value
 
 
-def test_dims_must_be_said(tmp_path: Path) -> None:
+def test_dims_are_required(tmp_path: Path) -> None:
     configured(tmp_path, 'output [ { name: "y" reshape { shape: [ 4 ] } } ]')
     with pytest.raises(ModelLoadError, match=r"output\[0\]\.reshape: expected dims beside it, got none"):
         read_config(tmp_path, [])
@@ -119,7 +119,7 @@ segments = st.lists(st.lists(st.integers(1, 3), max_size=2), min_size=1, max_siz
 
 
 @given(segments, st.data(), st.booleans())
-def test_there_and_back(parts: list[list[int]], data: st.DataObject, batch: bool) -> None:
+def test_round_trip(parts: list[list[int]], data: st.DataObject, batch: bool) -> None:
     """Of each part between the dims of any size the other shape has the product, in one dim or in none."""
     source, target, sizes = [], [], []
     for at, part in enumerate(parts):

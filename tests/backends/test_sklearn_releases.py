@@ -136,7 +136,7 @@ def test_trees_that_count_warn(tmp_path: Path, estimator: object, labels: object
     ]
 
 
-def test_clients_are_told(tmp_path: Path) -> None:
+def test_clients_get_the_release_error(tmp_path: Path) -> None:
     """RepositoryIndex has the reasons of models that failed to load and that warn; calls get the former."""
     for name, estimator in (
         ("counting", with_counts(DecisionTreeClassifier().fit(X, LABELS))),

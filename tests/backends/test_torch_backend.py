@@ -263,7 +263,7 @@ def test_devices(tmp_path: Path, groups: list[InstanceGroup]) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize("group", [InstanceGroup("GPU"), InstanceGroup("GPU", 2, [1])])
-def test_a_gpu_that_there_is_not(tmp_path: Path, group: InstanceGroup) -> None:
+def test_missing_gpu(tmp_path: Path, group: InstanceGroup) -> None:
     text = refused(script(tmp_path / "model.pt"), config(groups=[ON_CPU, group]))
     assert text == "instance_group[1].kind: KIND_GPU, but the backend finds no usable GPU"
 

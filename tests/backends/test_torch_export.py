@@ -269,7 +269,7 @@ def test_devices(tmp_path: Path, group: InstanceGroup) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_that_there_is_not(tmp_path: Path) -> None:
+def test_missing_gpu(tmp_path: Path) -> None:
     text = refused(export(tmp_path / "model.pt2", Pair(), A, B), config(groups=[InstanceGroup("GPU")]))
     assert text == "instance_group[0].kind: KIND_GPU, but the backend finds no usable GPU"
 

@@ -188,7 +188,7 @@ def test_a_program_that_was_saved_on_a_gpu(tmp_path: Path) -> None:
             assert lists(model.infer({"x": fp32(3)})) == {"y": answer}
 
 
-def test_a_gpu_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_gpu(tmp_path: Path) -> None:
     file, count = script(tmp_path / "model.pt"), len(GPUS)
     text = refused(file, config(["x"], ["y"], groups=[InstanceGroup("GPU", gpus=[0, count])]))
     assert text == f"instance_group[0].gpus: expected numbers from 0 to {count - 1}, got {count}"
@@ -331,7 +331,7 @@ def write_table(place: Path, name: str, more: str = "") -> None:
     script(folder(place, name, ROW + more) / "model.pt", LOOKED_UP, table=torch.arange(40.0).reshape(10, 4))
 
 
-async def test_an_index_that_there_is_not_costs_one_process(tmp_path: Path) -> None:
+async def test_wrong_index_costs_one_process(tmp_path: Path) -> None:
     write_table(tmp_path, "table", 'parameters { key: "execution" value { string_value: "process" } }')
     write_table(tmp_path, "other")
     async with serving(tmp_path) as client:
@@ -343,7 +343,7 @@ async def test_an_index_that_there_is_not_costs_one_process(tmp_path: Path) -> N
             assert (code, text[: len(LOSS)]) == (grpc.StatusCode.INTERNAL, LOSS)
 
 
-def test_an_index_that_there_is_not_costs_the_server(tmp_path: Path) -> None:
+def test_wrong_index_costs_the_server(tmp_path: Path) -> None:
     """One of its own: its threads share the CUDA that is lost."""
     write_table(tmp_path, "table")
     write_table(tmp_path, "other")

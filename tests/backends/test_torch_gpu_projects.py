@@ -61,7 +61,7 @@ def taken() -> Iterator[Callable[[], int]]:
 
 
 @pytest.mark.parametrize("datatype", NUMERIC)
-def test_every_datatype_there_and_back(datatype: str) -> None:
+def test_every_datatype_round_trip(datatype: str) -> None:
     array = (np.arange(6) % 2).astype(DATATYPES[datatype].dtype).reshape(2, 3)
     on_gpu = torch.from_dlpack(Tensor("X", array).to_dlpack()).cuda()
     for value in (on_gpu, torch.utils.dlpack.to_dlpack(on_gpu), on_gpu.t().contiguous().t(), on_gpu[:, ::2]):
@@ -118,7 +118,7 @@ class TritonPythonModel:
 
 
 @pytest.mark.parametrize("where", ["", IN_PROCESSES], ids=["threads", "processes"])
-async def test_a_model_that_computes_there(tmp_path: Path, where: str, taken: Callable[[], int]) -> None:
+async def test_model_that_computes_on_the_gpu(tmp_path: Path, where: str, taken: Callable[[], int]) -> None:
     write_model(tmp_path, "doubles", DOUBLES, ON_GPU + where, imports="import torch")
     async with serving(tmp_path, model_control_mode="explicit", load_model="*") as client:
         replies = await asyncio.gather(*(client.infer("doubles", {"X": ints(n, 7)}, 60) for n in range(CALLS)))

@@ -143,7 +143,7 @@ async def test_processes_of_the_model_itself(environment: Path, tmp_path: Path) 
         assert (await client.infer("own", X)).outputs["Y"].tolist() == [0, 3, 12]
 
 
-async def test_an_archive_beside_the_model(environment: Path, tmp_path: Path, cache: Path) -> None:
+async def test_archive_in_the_model_folder(environment: Path, tmp_path: Path, cache: Path) -> None:
     path = write_model(
         tmp_path, "own", SAYS, X_TO_Y + OWN_PYTHON.format("$$TRITON_MODEL_DIRECTORY/environment.tar.gz")
     )
@@ -212,7 +212,7 @@ def pid_in(cache: Path) -> int:
     return int(file.read_text())
 
 
-async def test_a_load_that_nobody_waits_for(environment: Path, tmp_path: Path, cache: Path) -> None:
+async def test_abandoned_load(environment: Path, tmp_path: Path, cache: Path) -> None:
     """The program that completes what was unpacked ends with it."""
     copy = Path(shutil.copytree(environment, tmp_path / "copy", symlinks=True))
     (copy / "bin" / "conda-unpack").write_text(
@@ -229,7 +229,7 @@ async def test_a_load_that_nobody_waits_for(environment: Path, tmp_path: Path, c
     assert unpacked(cache) == []
 
 
-async def test_what_was_packed_elsewhere_is_told_where_it_is(environment: Path, tmp_path: Path) -> None:
+async def test_packed_environment_gets_its_new_prefix(environment: Path, tmp_path: Path) -> None:
     path = write_model(tmp_path, "own", SAYS, X_TO_Y + OWN_PYTHON.format(tmp_path / "environment.tgz"))
     mender = "import pathlib, sys; pathlib.Path(sys.prefix, 'mended').write_text(sys.argv[0])"
     unpack(packed(environment, tmp_path / "first.tgz"), tmp_path / "again", keep=tar_filter)
@@ -240,7 +240,7 @@ async def test_what_was_packed_elsewhere_is_told_where_it_is(environment: Path, 
         assert (prefix / "mended").read_text() == str(prefix / "bin" / "conda-unpack")
 
 
-async def test_its_processes_are_replaced_there(environment: Path, tmp_path: Path) -> None:
+async def test_replaced_processes_keep_their_environment(environment: Path, tmp_path: Path) -> None:
     config = X_TO_Y + OWN_PYTHON.format(environment) + "instance_group { kind: KIND_CPU count: 2 }"
     async with serving(write_model(tmp_path, "own", SAYS, config)) as client:
         code, _ = await client.failure("own", {"X": np.array([FATAL], np.int32)})

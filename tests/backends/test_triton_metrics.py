@@ -189,7 +189,7 @@ WRONG = {
 }
 
 
-async def test_wrong_use_is_told_and_counts_nothing(tmp_path: Path) -> None:
+async def test_wrong_use_is_an_error_and_counts_nothing(tmp_path: Path) -> None:
     async with counting(tmp_path) as model:
         for code, expected in WRONG.items():
             output = await model.run(f"kinds = pb_utils.MetricFamily\n{code}")
@@ -263,7 +263,7 @@ OPERATIONS = st.lists(
 
 
 @given(OPERATIONS, st.integers(0, 30))
-def test_whatever_is_told_arrives(operations: Any, reported_from: int) -> None:
+def test_every_reported_operation_arrives(operations: Any, reported_from: int) -> None:
     here, merged = ModelMetrics(), ModelMetrics()
     for number, (kind, name, labels, operation, value) in enumerate(operations):
         if number == reported_from:

@@ -106,7 +106,7 @@ async def test_the_parameters_of_a_response() -> None:
         assert_array_equal(answer.outputs["OTHER"], [["é".encode()]])
 
 
-async def test_what_initialize_is_told(caplog: pytest.LogCaptureFixture) -> None:
+async def test_arguments_of_initialize(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     async with serving(MODELS) as client:
         args = (await request_seen(client))["args"]
@@ -249,7 +249,7 @@ async def test_what_its_code_calls_finds_its_modules(
     assert not {"model", "helper", "package", "package.inner"} & (sys.modules.keys() - modules)
 
 
-async def test_the_utilities_are_there_while_a_model_is_loaded() -> None:
+async def test_utilities_can_be_imported_while_a_model_is_loaded() -> None:
     assert not sys.modules.keys() & set(UTILS)
     async with serving(MODELS / "add_sub"):
         assert sys.modules.keys() >= set(UTILS)

@@ -47,7 +47,7 @@ async def answers(client: GrpcClient, model: str, x: int) -> list[tuple[str, int
 
 
 @EITHER
-async def test_an_error_that_cannot_be_told(execution: str, tmp_path: Path) -> None:
+async def test_error_without_a_printable_text(execution: str, tmp_path: Path) -> None:
     models = [
         write_model(tmp_path, "once", ECHO + UNSPEAKABLE + AT_ONCE, X_TO_Y + execution),
         write_model(tmp_path, "many", ECHO + UNSPEAKABLE + BY_SENDER, DECOUPLED + execution),

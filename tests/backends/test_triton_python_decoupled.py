@@ -251,7 +251,7 @@ SEQUENCES = "sequence_batching { oldest { max_candidate_sequences: 4 } }"
 
 
 @pytest.mark.parametrize("more", ["", PROCESS, SEQUENCES], ids=["thread", "process", "sequences"])
-async def test_outputs_that_nobody_requested_are_left_out(tmp_path: Path, more: str) -> None:
+async def test_unrequested_outputs_are_omitted(tmp_path: Path, more: str) -> None:
     code = f"""class TritonPythonModel:
     def execute(self, requests):
         for request in requests:
@@ -311,7 +311,7 @@ if len(probe.senders) == 2:
 
 
 @pytest.mark.parametrize(("batching", "lists"), [("", [1, 1, 1, 1]), ("dynamic_batching { }", [1, 2, 1])])
-async def test_what_waits_is_handed_over_together_where_it_is_batched(
+async def test_queued_requests_are_executed_together_when_batched(
     tmp_path: Path, probe: SimpleNamespace, batching: str, lists: list[int]
 ) -> None:
     execute = f"""probe.seen.append(len(requests))

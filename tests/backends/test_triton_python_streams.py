@@ -80,7 +80,7 @@ def chat(number: int, *, stop: bool = False) -> pb.ModelInferRequest:
 
 @pytest.mark.parametrize("kind", ["def", "async def"])
 @pytest.mark.parametrize(("execution", "transport"), [("thread", "h2"), ("thread", "aio"), ("process", "h2")])
-async def test_a_request_beside_hundreds_of_generations_takes_effect(
+async def test_request_during_hundreds_of_generations_takes_effect(
     tmp_path: Path, kind: str, execution: str, transport: str
 ) -> None:
     config = f'{CHAT}parameters {{ key: "execution" value {{ string_value: "{execution}" }} }}'

@@ -28,7 +28,7 @@ def sample(datatype: str) -> Any:
 
 
 @pytest.mark.parametrize("datatype", NUMERIC)
-def test_every_datatype_there_and_back(datatype: str) -> None:
+def test_every_datatype_round_trip(datatype: str) -> None:
     from_torch = torch.from_dlpack(Tensor("X", sample(datatype)).to_dlpack())
     assert from_torch.tolist() == [[0, 1, 0], [1, 0, 1]]
     assert torch.from_dlpack(Tensor.of("X", sample(datatype))).dtype == from_torch.dtype

@@ -185,7 +185,7 @@ def write(folder: Path, model: str, execution: str) -> None:
 
 @pytest.mark.parametrize("model", [*TRITON, "generator"])
 @pytest.mark.parametrize(("execution", "transport"), [("thread", "h2"), ("thread", "aio"), ("process", "h2")])
-async def test_a_client_that_does_not_read_its_stream_stalls_nobody(
+async def test_unread_stream_stalls_no_other_call(
     tmp_path: Path, model: str, execution: str, transport: str
 ) -> None:
     write(tmp_path, model, execution)
@@ -221,7 +221,7 @@ async def test_the_status_of_a_call_whose_client_does_not_read_is_resource_exhau
 
 @pytest.mark.parametrize("model", ["in execute", "response thread", "generator"])
 @pytest.mark.parametrize("transport", ["h1", "aiohttp"])
-async def test_a_stalled_stream_of_events_stalls_nobody(tmp_path: Path, model: str, transport: str) -> None:
+async def test_stalled_event_stream_stalls_no_other_call(tmp_path: Path, model: str, transport: str) -> None:
     write(tmp_path, model, "thread")
     body = json.dumps({"N": WANTED}).encode()
     async with serving(tmp_path, http_transport=transport, max_unread_bytes=KEPT) as grpc_client:

@@ -92,7 +92,7 @@ def test_every_error_is_shown(tmp_path: Path) -> None:
     assert re.search(r"^d_wrong: .*config\.pbtxt", completed.stdout, re.MULTILINE)
 
 
-def test_a_path_that_is_not_there() -> None:
+def test_missing_path() -> None:
     completed = run_triglot("check", "no/such/folder")
     assert completed.returncode == 1
     assert re.search("^/.*no/such/folder: no such file or folder$", completed.stdout.strip())

@@ -134,7 +134,7 @@ def test_help_names_choices_and_units(flag: str, value: str) -> None:
     assert re.search(rf"^  {flag} {re.escape(value)}\s", completed.stdout, re.MULTILINE)
 
 
-def test_help_says_what_there_is_to_run() -> None:
+def test_help_lists_the_commands() -> None:
     completed = run_triglot("--help")
     assert completed.returncode == 0
     for command in ("serve", "check", "infer", "replay", "tfserving", "grps", "token", "completion"):
@@ -467,7 +467,7 @@ trace-rate trace-count trace-log-frequency
 """The flags of tritonserver."""
 
 
-def test_what_stands_in_place_of_tritons_flags_is_there() -> None:
+def test_replacements_of_tritons_flags_exist() -> None:
     offered = run_triglot("serve", "--help").stdout
     for named in re.findall(r"--[a-z-]+", " ".join(triton_flags.REPLACEMENTS.values())):
         assert re.search(rf" {named}[ ,]", offered), named

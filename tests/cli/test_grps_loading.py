@@ -55,7 +55,7 @@ def test_a_project_that_needs_the_main_thread_and_processes_of_its_own(tmp_path:
         assert predict(server, "")["str_data"] == "1.10"
 
 
-def test_a_model_that_fails_is_told_once_with_its_line(tmp_path: Path) -> None:
+def test_failed_model_is_logged_once_with_its_line(tmp_path: Path) -> None:
     write_project(tmp_path)
     (tmp_path / "src" / "customized_inferer.py").write_text(FAILING)
     completed = run_triglot("grps", tmp_path, environment=ANY_PORTS)

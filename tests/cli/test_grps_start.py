@@ -87,7 +87,7 @@ def test_the_ports_of_another_file(tmp_path: Path) -> None:
         assert server.ports() == (rpc, http)
 
 
-def test_what_is_wrong_goes_to_the_log_and_to_the_status(tmp_path: Path) -> None:
+def test_errors_are_logged_and_set_the_status(tmp_path: Path) -> None:
     project = write_project(tmp_path)
     log = tmp_path / "logs" / "grps_server.log"
     (project / "data" / "text.txt").unlink()
@@ -135,7 +135,7 @@ def test_a_folder_that_is_no_project(tmp_path: Path) -> None:
     assert completed.stderr == f"triglot: {tmp_path}/none: expected the folder of a grps project, found none\n"
 
 
-def test_probable_misspellings_are_told(tmp_path: Path) -> None:
+def test_probable_misspellings_are_warned_of(tmp_path: Path) -> None:
     write_project(tmp_path, SERVER + "gpus: {devices: [0]}\n")
     with Triglot(tmp_path, command="grps", environment=ANY_PORTS) as server:
         server.ports()
@@ -161,7 +161,7 @@ def test_the_projects_own_test(tmp_path: Path, arguments: list[str], status: int
     assert text in completed.stderr
 
 
-def test_help_says_what_there_is() -> None:
+def test_help_lists_the_options() -> None:
     completed = run_triglot("grps", "--help")
     assert completed.returncode == 0
     for flag in ("--server-conf FILE", "--inference_conf", "--online", "--unittest", "{mirror,always_200}"):

@@ -193,7 +193,7 @@ def test_an_array_of_another_kind(served: Served, tmp_path: Path) -> None:
 # --- answers ---
 
 
-def test_without_inputs_there_is_an_example(served: Served) -> None:
+def test_without_inputs_an_example_is_printed(served: Served) -> None:
     completed = served.infer("two")
     assert completed.stderr == """without inputs, an example: 'a=[1]' 'b=["text"]'\n"""
     assert json.loads(completed.stdout)["outputs"][0]["data"] == ["1 text None"]
@@ -220,7 +220,7 @@ def test_a_version(served: Served) -> None:
 # --- what the server refuses, and no server ---
 
 
-def test_an_unknown_model_names_those_that_there_are(served: Served) -> None:
+def test_unknown_model_error_lists_the_models(served: Served) -> None:
     text = served.error("fp23", status=1)
     assert text.startswith("unknown model 'fp23', did you mean 'fp32'?; models of the server: bf16, bool, ")
     text = served.error("versions", "x=[1, 2]", "--model-version", "2", status=1)

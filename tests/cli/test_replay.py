@@ -211,7 +211,7 @@ def test_values_that_differ(
     assert served.lines(record(tmp_path / "r", logged))[-1].endswith(f" record 0, output y: {difference}")
 
 
-def test_outputs_that_are_new_or_gone(served: Served, tmp_path: Path) -> None:
+def test_added_or_missing_outputs(served: Served, tmp_path: Path) -> None:
     x = np.array([1, 2], np.float32)
     y, z = ("FP32", x / 2), ("BYTES", object_array([b"same"], ()))
     file = record(
@@ -227,7 +227,7 @@ def test_outputs_that_are_new_or_gone(served: Served, tmp_path: Path) -> None:
     ]
 
 
-def test_only_the_first_ones_are_told(served: Served, tmp_path: Path) -> None:
+def test_only_the_first_differences_are_printed(served: Served, tmp_path: Path) -> None:
     file = record(tmp_path / "r", *[half(1, y=[0.25])] * 13)
     lines = served.lines(file)
     assert (len(lines), lines[-1]) == (3 + 10 + 1, "and 3 more")

@@ -152,7 +152,7 @@ async def test_requests_that_ask_for_some_outputs_share_it_too(tmp_path: Path) -
         assert every == {"n": [2], "y": [[2]]}
 
 
-async def test_by_default_nobody_waits(tmp_path: Path) -> None:
+async def test_by_default_no_request_waits(tmp_path: Path) -> None:
     async with running(tmp_path) as here:
         assert await here.sizes(1) == [[1]]
         assert await here.sizes(1000) == [[1000] * 1000]
@@ -222,7 +222,7 @@ async def test_no_more_batches_wait_than_may(tmp_path: Path) -> None:
         assert (await first, await waiting) == ([[1]], [[2, 2]])
 
 
-async def test_as_many_batches_run_as_there_are_threads(tmp_path: Path) -> None:
+async def test_one_batch_runs_per_thread(tmp_path: Path) -> None:
     async with running(tmp_path, "max_batch_size { value: 1 } num_batch_threads { value: 3 }") as here:
         here.model.gate.clear()
         calls = asyncio.create_task(here.sizes(1, 1, 1, 1))

@@ -71,7 +71,7 @@ async def test_the_file_is_applied_again_and_again(tmp_path: Path, logged: async
     following.cancel()
 
 
-async def test_what_goes_wrong_is_said_once_and_the_file_is_followed_on(
+async def test_error_is_logged_once_and_the_file_is_still_followed(
     tmp_path: Path, logged: asyncio.Queue[str]
 ) -> None:
     refused, broken = FailedPrecondition("no such version"), RuntimeError("broken")

@@ -169,7 +169,7 @@ def test_rest_is_closed_unless_its_port_is_named(tmp_path: Path) -> None:
         assert not is_listening(grpc_port)
 
 
-def test_everybody_may_call_unless_told_otherwise(tmp_path: Path) -> None:
+def test_every_client_may_call_by_default(tmp_path: Path) -> None:
     grpc_port, _ = unused_ports()
     folder = base_path(tmp_path / "m", 1)
     with Triglot(f"--model_base_path={folder}", f"--port={grpc_port}", command="tfserving") as server:

@@ -101,7 +101,7 @@ def test_a_process_that_is_to_end(before: bool, end: str, tmp_path: Path) -> Non
         ),
     ],
 )
-def test_whoever_touches_what_is_guarded_lives(touch: str, tmp_path: Path) -> None:
+def test_guarded_access_does_not_end_the_process(touch: str, tmp_path: Path) -> None:
     """Wherever in it, and finds zeros, where nobody waits for it with the interpreter's lock."""
     code = """
 import ctypes

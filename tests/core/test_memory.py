@@ -172,7 +172,7 @@ def test_a_server_makes_no_faults_with_each_large_call(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("malloc", "asked"), [("keep", True), ("system", False)])
-def test_the_option_says_whether_malloc_is_told(tmp_path: Path, malloc: str, asked: bool) -> None:
+def test_option_decides_whether_malloc_is_tuned(tmp_path: Path, malloc: str, asked: bool) -> None:
     words = ("serve", tmp_path / "nothing", *FREE_PORTS, "--log-level", "debug", "--malloc", malloc)
     # Who asks finds that it has been told already, and says so.
     completed = run_triglot(*words, environment={TUNABLES: "glibc.malloc.trim_threshold=131072"})

@@ -48,7 +48,7 @@ def test_of_two_parents_the_last_one_counts() -> None:
     assert context(("traceparent", "00"), ("traceparent", PARENT)) == (PARENT, "")
 
 
-def test_there_may_be_none() -> None:
+def test_no_trace_context() -> None:
     assert context(("tracestate", "a=1")) == ("", "")
 
 

@@ -19,7 +19,7 @@ LATE = 0.05
 
 
 @pytest.mark.parametrize("fails", [True, False], ids=["fails", "answers"])
-async def test_a_model_that_goes_on_past_the_deadline(fails: bool) -> None:
+async def test_model_that_runs_past_the_deadline(fails: bool) -> None:
     begun, go_on, steps_after = asyncio.Event(), asyncio.Event(), list[int]()
 
     async def infer(inputs: Arrays) -> Arrays:

@@ -59,7 +59,7 @@ def test_every_case_holds(promtool: str) -> None:
 
 @pytest.mark.parametrize("expression", ["vector(0) > 1", "vector(1)"], ids=["never", "always"])
 @pytest.mark.parametrize("name", NAMES)
-def test_there_is_a_case_of_each_alert_that_fires_and_one_that_does_not(
+def test_each_alert_has_a_case_that_fires_and_one_that_does_not(
     promtool: str, name: str, expression: str, tmp_path: Path
 ) -> None:
     """So that the cases do not hold for an alert that never fires, or always."""

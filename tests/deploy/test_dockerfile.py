@@ -41,7 +41,7 @@ def values(stage: list[tuple[str, str]], name: str) -> list[str]:
     return [value for instruction, value in stage if instruction == name]
 
 
-def test_what_is_copied_is_there_and_is_sent_to_docker() -> None:
+def test_copied_files_exist_and_are_sent_to_docker() -> None:
     build, image = stages()
     sources = [source for value in values(build, "COPY") for source in value.split()[:-1]]
     assert sources

@@ -139,6 +139,6 @@ def test_what_a_runtime_lacks_is_found() -> None:
         check(document)
 
 
-def test_there_are_files() -> None:
+def test_files_exist() -> None:
     assert RUNTIME.exists()
     assert {Path(file).stem for file in SAMPLES} >= {"formats", "canary", "autoscaling", "tracing", "tls"}

@@ -46,7 +46,7 @@ def test_labels(text: str, labels: str | None) -> None:
         ("calls_total / ready", "on the right of /"),
     ],
 )
-def test_what_is_not_there(text: str, missing: str) -> None:
+def test_missing_names(text: str, missing: str) -> None:
     with pytest.raises(LabelNotFound) as caught:
         labels_of(text, SERIES)
     assert missing in str(caught.value)

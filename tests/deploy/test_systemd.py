@@ -154,7 +154,7 @@ def test_a_server_that_stops_while_it_loads(tmp_path: Path, notices: Notices) ->
         server.wait()
 
 
-def test_nobody_at_the_socket(tmp_path: Path) -> None:
+def test_socket_without_a_listener(tmp_path: Path) -> None:
     write_model(tmp_path / "one")
     missing = tmp_path / "missing"
     with Triglot(tmp_path / "one", *FREE_PORTS, environment={"NOTIFY_SOCKET": str(missing)}) as server:

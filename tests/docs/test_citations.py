@@ -66,7 +66,7 @@ def test_citations_lead_to_a_heading(name: str, sections: dict[str, list[str]]) 
 
 
 @pytest.mark.parametrize("contract", PAGES)
-def test_every_number_is_there_once(contract: str, sections: dict[str, list[str]]) -> None:
+def test_every_number_occurs_once(contract: str, sections: dict[str, list[str]]) -> None:
     numbers = sections[contract]
     assert len(numbers) == len(set(numbers))
 

@@ -42,7 +42,7 @@ def test_links_lead_somewhere(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_files_and_targets_are_there(name: str) -> None:
+def test_files_and_targets_exist(name: str) -> None:
     """Those of the project that a page names without a link."""
     text = (ROOT / name).read_text()
     assert [path for path in OWN_PATH.findall(text) if not (ROOT / path).exists()] == []

@@ -98,7 +98,7 @@ async def test_code_on_the_loop_is_cancelled_at_the_deadline(interface: Interfac
 
 
 @EVERY_INTERFACE
-async def test_code_on_the_loop_that_goes_on_at_the_deadline_is_late(interface: Interface) -> None:
+async def test_code_on_the_loop_that_outlasts_the_deadline_is_late(interface: Interface) -> None:
     """It is waited for, since nothing else can end it; what it answers then is no answer."""
     cancelled, go_on = asyncio.Event(), asyncio.Event()
 

@@ -125,7 +125,7 @@ def _grps_json(*values: float) -> dict[str, object]:
     return {"name": "x", "dtype": "DT_FLOAT32", "shape": [len(values)], "flat_float32": list(values)}
 
 
-def test_what_is_said_of_them(made: ServerProcess) -> None:
+def test_metadata_of_ensembles(made: ServerProcess) -> None:
     rest = rest_of(made)
     for model in ("config_form", "python_form"):
         status, metadata = rest.get(f"/v2/models/{model}")
@@ -178,7 +178,7 @@ def test_parts_are_swapped_under_traffic(tmp_path: Path, model: str) -> None:
         assert asking.answers == [[4.0], [6.0], [9.0], [12.0]]
 
 
-def test_a_part_goes_and_comes_back(tmp_path: Path) -> None:
+def test_part_is_unloaded_and_loaded_again(tmp_path: Path) -> None:
     write_repository(tmp_path)
     with ServerProcess(str(tmp_path), "--watch", "--poll-interval", "0.1") as server:
         rest = rest_of(server)

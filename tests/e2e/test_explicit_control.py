@@ -93,7 +93,7 @@ def test_the_demo() -> None:
         assert [row["name"] for row in rows if row.get("state") == "READY"] == ["half_plus_two"]
 
 
-def test_a_model_of_the_start_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_model_at_the_start(tmp_path: Path) -> None:
     write_model(tmp_path / "a")
     done = run_triglot("serve", tmp_path, "--model-control-mode", "explicit", "--load-model", "a,b")
     assert done.returncode == 1

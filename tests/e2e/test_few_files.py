@@ -133,7 +133,7 @@ def test_idle_connections_of_either_port_make_room_for_calls_on_the_other(
         assert "Too many open files" in server.stderr.text()
 
 
-def test_metrics_are_there_when_no_file_can_be_opened(tmp_path: Path) -> None:
+def test_metrics_are_served_when_no_file_can_be_opened(tmp_path: Path) -> None:
     with Triglot(tmp_path, *ARGUMENTS) as server, Kept(server.ports()[1]) as rest:
 
         def seconds() -> float:

@@ -114,7 +114,7 @@ def test_versions_over_kserve_rest(exposed: ExposedServer, version: str) -> None
 
 
 @pytest.mark.parametrize("name", ["linked", "in_part", "configured", "outside", "unknown"])
-def test_models_that_are_elsewhere(exposed: ExposedServer, name: str) -> None:
+def test_models_that_are_missing_or_outside(exposed: ExposedServer, name: str) -> None:
     """Good names; what they stand for is not there, or leads out. Triton says INTERNAL, and 500."""
     with pytest.raises(grpc.RpcError) as caught:
         rpc(exposed.channel, "RepositoryModelLoad", kserve.RepositoryModelLoadResponse)(

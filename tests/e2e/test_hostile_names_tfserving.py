@@ -98,7 +98,7 @@ def test_names_in_a_list_of_models(exposed: ExposedServer, text: str) -> None:
 @pytest.mark.parametrize(
     "base_path", ["{folder}/outside", "{folder}/repository/../outside", "file://{folder}/outside"]
 )
-def test_a_list_of_models_elsewhere(exposed: ExposedServer, base_path: str) -> None:
+def test_list_of_models_outside_the_repository(exposed: ExposedServer, base_path: str) -> None:
     """Only who starts the server says where models lie."""
     request = management_pb2.ReloadConfigRequest()
     request.config.model_config_list.config.add(

@@ -86,7 +86,7 @@ def test_a_model_that_cannot_be_loaded_again_by_request(site: Site) -> None:
 # --- models that hang ---
 
 
-def test_a_load_that_hangs_keeps_nobody_from_anything(site: Site) -> None:
+def test_hanging_load_blocks_no_other_call(site: Site) -> None:
     with serving(site, *POLL, *LOAD_TIMEOUT) as client, client.asking("healthy", "m") as callers:
         site.hold(2)
         file = site.put("m/2", 2)
@@ -159,7 +159,7 @@ def test_a_model_that_is_removed(site: Site) -> None:
         assert callers["healthy"].answers == callers["m"].answers == [1]
 
 
-def test_a_repository_that_is_gone(site: Site, tmp_path: Path) -> None:
+def test_removed_repository(site: Site, tmp_path: Path) -> None:
     """A mount that is lost: what served goes on, and follows the files again when they are back."""
     with serving(site, *POLL) as client, client.asking("healthy", "m") as callers:
         away = site.repository.rename(tmp_path / "away")

@@ -89,9 +89,7 @@ def break_model(folder: Path) -> str:
     return f"{file}:{len(BROKEN.splitlines())}: OSError: no disk"
 
 
-def test_a_model_that_comes_is_replaced_fails_and_goes(
-    tmp_path: Path, clients: Clients, m: EveryInterface
-) -> None:
+def test_model_is_added_replaced_fails_and_is_removed(tmp_path: Path, clients: Clients, m: EveryInterface) -> None:
     first_load = expect_a_first_load(tmp_path, clients, m)
     expect_a_swap(first_load, tmp_path / "m", clients, m)
     expect_failures_and_an_unload(tmp_path / "m", clients, m)
@@ -188,7 +186,7 @@ def test_a_load_that_is_taken_back(tmp_path: Path, clients: Clients, m: EveryInt
     m.expect(Story({1: UNLOADED}))
 
 
-def test_what_is_wrong_with_a_folder_is_told_until_it_is_repaired(tmp_path: Path) -> None:
+def test_error_of_a_folder_is_reported_until_it_is_repaired(tmp_path: Path) -> None:
     write_model(tmp_path / "m" / "1")
     write_model(tmp_path / "good" / "1")
     file = tmp_path / "m" / "config.pbtxt"

@@ -179,7 +179,7 @@ async def test_on_a_phone_nothing_is_wider_than_the_screen(
         assert visitor.complaints == []
 
 
-async def test_a_lost_server_is_said_to_be_lost(server: triglot.Server, load: Load) -> None:
+async def test_lost_server_is_shown_as_lost(server: triglot.Server, load: Load) -> None:
     async with visiting() as visitor:
         await visitor.open(load.url + "/")
         banner = visitor.page.get_by_role("alert")

@@ -112,7 +112,7 @@ async def test_one_request_is_never_too_much(interface: Interface) -> None:
 
 
 @EVERY_INTERFACE
-async def test_a_model_that_is_not_there_is_no_full_one(interface: Interface) -> None:
+async def test_missing_model_is_not_reported_as_full(interface: Interface) -> None:
     def infer(inputs: Inputs) -> Any:
         raise Unavailable("not now", retry_after=2.0)
 

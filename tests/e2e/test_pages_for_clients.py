@@ -172,7 +172,7 @@ async def test_a_token_that_is_withdrawn_while_the_page_is_open(serve: Serve, fi
         assert await caller.answer() == {"y": ("FP32 [2]", "[5.5, 6]")}
 
 
-async def test_what_a_client_may_not_do_is_said_and_the_rest_works(serve: Serve) -> None:
+async def test_forbidden_operations_are_shown_and_others_work(serve: Serve) -> None:
     options = {"model_control_mode": "explicit", "load_model": "*"}
     async with serve(client("reader", [TOKEN], ["metrics"]), **options) as server, reading(server) as caller:
         page = caller.page
@@ -218,7 +218,7 @@ async def test_a_client_that_may_see_no_numbers(serve: Serve) -> None:
         assert looks() == 2
 
 
-async def test_anybody_may_look_and_a_client_may_call(serve: Serve) -> None:
+async def test_pages_are_public_and_a_client_may_call(serve: Serve) -> None:
     caller_table = client("caller", [TOKEN], ["infer"])
     async with serve(caller_table, anonymous(["inspect"])) as server, reading(server) as caller:
         await caller.open(caller.url)

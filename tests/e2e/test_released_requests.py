@@ -154,7 +154,7 @@ ON_LOOP = pytest.mark.parametrize("on_loop", [False, True])
 
 
 @ON_LOOP
-async def test_a_stream_over_http_that_nobody_reads(on_loop: bool) -> None:
+async def test_unread_stream_over_http(on_loop: bool) -> None:
     for later in ever_later(SOON):
         flood = Flood()
         async with live({MODEL: flood.model(on_loop)}, default_timeout=later) as server:
@@ -168,7 +168,7 @@ async def test_a_stream_over_http_that_nobody_reads(on_loop: bool) -> None:
 
 
 @ON_LOOP
-async def test_a_stream_over_grpc_that_nobody_reads(on_loop: bool) -> None:
+async def test_unread_stream_over_grpc(on_loop: bool) -> None:
     for later in ever_later(SOON):
         flood = Flood()
         async with live({MODEL: flood.model(on_loop)}, default_timeout=later) as server:

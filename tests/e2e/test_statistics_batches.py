@@ -61,7 +61,7 @@ async def test_a_batch_that_fails() -> None:
 
 
 @pytest.mark.parametrize("leaving", [1, 2])
-async def test_members_that_leave_before_there_is_a_batch(leaving: int) -> None:
+async def test_members_cancelled_before_their_batch(leaving: int) -> None:
     gate = Gate()
     async with counting({"m": Function(gate, **BATCHED)}) as served:
         tasks = await batch_of(served, gate, [1], [2, 3])

@@ -212,7 +212,7 @@ def test_operations_of_a_package_that_is_not_installed(model: str, rest: Rest) -
     assert problem in reason
 
 
-def test_operations_that_nobody_has(rest: Rest) -> None:
+def test_unknown_operations(rest: Rest) -> None:
     state, reason = index(rest)["needs_nobody"]
     assert state == "UNAVAILABLE"
     assert "Op type not registered 'NobodyKnowsThis'" in reason

@@ -117,7 +117,7 @@ def test_flags_that_contradict_each_other(tmp_path: Path, flag: str) -> None:
     assert completed.stderr == f"triglot: {flag}: needs --model-control-mode poll, got explicit\n"
 
 
-def test_a_model_to_load_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_model_to_load(tmp_path: Path) -> None:
     write_atomically(tmp_path / "a" / "model.py", DOUBLES)
     completed = run_triglot(
         "serve", tmp_path, *FREE_PORTS, "--model-control-mode", "explicit", "--load-model", "a,c"

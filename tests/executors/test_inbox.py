@@ -110,7 +110,7 @@ async def test_nothing_is_left_of_servables() -> None:
 
 
 @pytest.mark.parametrize("of", ["eventfd", "pipe"])
-def test_a_bell_is_heard_before_and_after_somebody_waits(of: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doorbell_wakes_before_and_after_a_wait(of: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if of == "pipe":
         monkeypatch.delattr(os, "eventfd")
     forth, back = Doorbell(), Doorbell()

@@ -134,7 +134,7 @@ async def test_who_waits_is_not_named_for_who_blocks(caplog: pytest.LogCaptureFi
     await blocks.close()
 
 
-async def test_without_a_limit_nothing_is_said(caplog: pytest.LogCaptureFixture) -> None:
+async def test_without_a_limit_nothing_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     here = watched(block_loop)
     here.guard.watch(0)
     await direct_infer(here, number(1), Call())
@@ -216,7 +216,7 @@ class Weights:
     """Something that a frame holds."""
 
 
-async def test_an_error_keeps_nothing_alive_once_it_is_gone() -> None:
+async def test_released_error_keeps_nothing_alive() -> None:
     references: list[weakref.ref[Weights]] = []
 
     async def fail(future: asyncio.Future[None]) -> None:

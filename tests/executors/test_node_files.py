@@ -64,7 +64,7 @@ def test_several_find_nothing_and_one_makes_it(monkeypatch: pytest.MonkeyPatch) 
     assert made == ["a"]
 
 
-def test_other_files_replace_what_nobody_uses() -> None:
+def test_other_files_replace_unused_ones() -> None:
     made: list[str] = []
     used = Unpacked.made("models", "files used", writer(made, "used"))
     unused = Unpacked.made("models", "files unused", writer(made, "unused"))

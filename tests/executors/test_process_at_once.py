@@ -34,7 +34,7 @@ async def test_async_code_runs_many_calls_at_once(tmp_path: Path) -> None:
         assert len(set(pids)) == 1
 
 
-async def test_streams_run_at_once_and_a_slow_reader_holds_nobody_up(tmp_path: Path) -> None:
+async def test_concurrent_streams_are_not_held_up_by_a_slow_reader(tmp_path: Path) -> None:
     async with reporting(tmp_path, STREAM_ON_LOOP) as served:
         slow = direct_stream(served.servable, code("np.zeros(50_000)[0]", count=1000), Call())
         assert int((await anext(slow))["number"]) == 0
@@ -124,7 +124,7 @@ async def test_a_call_ends_at_its_deadline_wherever_it_is(tmp_path: Path) -> Non
         assert await served.ask("return 'next'") == "next"
 
 
-async def test_calls_that_go_on_though_nobody_waits_are_counted(tmp_path: Path) -> None:
+async def test_abandoned_calls_are_counted(tmp_path: Path) -> None:
     async with reporting(tmp_path, ON_LOOP, more="\n    max_queue_size = 3\n") as served:
         while served.model.orphaned < 3:  # One that is too late before it is sent goes on nowhere.
             call = Call()

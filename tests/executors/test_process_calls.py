@@ -109,7 +109,7 @@ async def test_a_serving_error_arrives_as_it_is(tmp_path: Path) -> None:
         ("(lambda again: again(again))(lambda again: again(again))", "RecursionError"),
     ],
 )
-async def test_any_other_exception_is_internal_and_the_process_goes_on(
+async def test_any_other_exception_is_internal_and_the_process_continues(
     tmp_path: Path, text: str, trace: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with reporting(tmp_path) as served:
@@ -338,6 +338,6 @@ answer = None"""
         assert await served.ask("(all(self.state['sent']), self.state['late'])") == str((True, False))
 
 
-async def test_nobody_listens_to_what_is_pushed_in_a_call_for_one_answer(tmp_path: Path) -> None:
+async def test_pushed_responses_of_a_unary_call_are_discarded(tmp_path: Path) -> None:
     async with reporting(tmp_path) as served:
         assert await served.ask("[call.respond({'number': 1}) for _ in range(3)]") == str([False] * 3)

@@ -76,7 +76,7 @@ def test_what_came_soon_is_waited_for_awake(
     assert yields.count == 1, "the frame is there"
 
 
-def test_what_took_long_is_not(ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_reply_is_waited_for_asleep(ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch) -> None:
     local, other = ends
     Yields(monkeypatch, 0.0)
     ask(local, other, 1)
@@ -98,7 +98,7 @@ def test_the_server_sleeps(ends: tuple[Channel, Channel], monkeypatch: pytest.Mo
     assert looks.count == 0
 
 
-def test_the_other_side_goes_while_it_is_waited_for(
+def test_peer_closes_while_it_is_waited_for(
     ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     local, other = ends
@@ -173,7 +173,7 @@ def test_one_thread_reads_for_all_that_wait(ends: tuple[Channel, Channel]) -> No
         answers.result(LONG)
 
 
-def test_what_nobody_has_read_yet_is_a_sign_of_life(ends: tuple[Channel, Channel]) -> None:
+def test_unread_frame_counts_as_heartbeat(ends: tuple[Channel, Channel]) -> None:
     local, other = ends
     assert not local.has_unread()
     other.send(Kind.BEAT)
@@ -212,7 +212,7 @@ async def test_a_process_that_runs_calls_one_by_one_does(
     ("own", "servers", "shares_core"),
     [({0}, {0}, False), ({1}, {0}, True), ({1}, {0, 1}, True), (set(), set(), False)],
 )
-def test_where_there_is_a_core_for_each(
+def test_busy_wait_needs_a_core_for_each_side(
     own: set[int], servers: set[int], shares_core: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(child, "usable_cpus", lambda process=0: servers if process == os.getppid() else own)

@@ -68,7 +68,7 @@ def _lost(served: Reporting) -> float:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
-async def test_a_process_is_lost_while_nobody_calls(tmp_path: Path, number: signal.Signals) -> None:
+async def test_process_is_lost_while_idle(tmp_path: Path, number: signal.Signals) -> None:
     async with reporting(tmp_path) as served:
         pid = await served.pid()
         os.kill(pid, number)
@@ -235,7 +235,7 @@ answer = os.getpid()
 
 
 @pytest.mark.parametrize("infer", [PLAIN, ON_LOOP])
-async def test_an_idempotent_call_runs_again_elsewhere(tmp_path: Path, infer: str) -> None:
+async def test_idempotent_call_runs_again_in_another_process(tmp_path: Path, infer: str) -> None:
     returns = "" if infer == PLAIN else "return answer"
     async with reporting(tmp_path, infer, more=IDEMPOTENT + TWO_INSTANCES) as served:
         answer = await served.ask(DIES.replace("LOSSES", "2") + returns)
@@ -260,7 +260,7 @@ async def test_an_idempotent_batch_runs_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("leaves", ["call.cancel()", "call.limit(0.0, 'the test')"])
-async def test_a_call_that_nobody_waits_for_does_not_run_again(tmp_path: Path, leaves: str) -> None:
+async def test_abandoned_call_does_not_run_again(tmp_path: Path, leaves: str) -> None:
     async with reporting(tmp_path, more=IDEMPOTENT) as served:
         call = Call()
         running = asyncio.ensure_future(
@@ -310,7 +310,7 @@ async def test_a_waiting_call_is_run_by_the_replacement(tmp_path: Path) -> None:
         assert served.servable.alive
 
 
-async def test_a_waiting_call_ends_at_its_deadline_or_when_nobody_waits(tmp_path: Path) -> None:
+async def test_queued_call_ends_at_its_deadline_or_cancellation(tmp_path: Path) -> None:
     async with reporting(tmp_path, more=SLOW) as served:
         with pytest.raises(Unavailable):
             await served.run("(folder / 'in-').touch()\nos._exit(0)")

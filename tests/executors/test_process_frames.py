@@ -110,7 +110,7 @@ def test_lists_that_are_none_are_refused(lists: bytes) -> None:
         read(FrameReader(), HEAD.pack(len(lists), 0, Kind.CALL, 1, 0, 0, 0) + lists)
 
 
-def test_a_length_that_nobody_sends_is_refused() -> None:
+def test_impossible_length_is_refused() -> None:
     with pytest.raises(FrameError, match="4294967295 bytes"):
         read(FrameReader(), HEAD.pack(2**32 - 1, 0, Kind.CALL, 1, 0, 0, 0))
 

@@ -172,7 +172,7 @@ def echoing(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.dictionaries(st.text(max_size=5), arrays(), max_size=3), min_size=1, max_size=5))
-def test_any_lists_go_there_and_back(echo: Any, requests: list[dict[str, np.ndarray[Any, Any]]]) -> None:
+def test_any_lists_round_trip(echo: Any, requests: list[dict[str, np.ndarray[Any, Any]]]) -> None:
     answers = echo.infer_batch(requests, [Call() for _ in requests])
     assert [{name: raw(array) for name, array in answer.items()} for answer in answers] == [
         {name: raw(array) for name, array in request.items()} for request in requests
@@ -225,7 +225,7 @@ async def test_the_parameters_of_a_streams_answers_arrive(tmp_path: Path, infer:
         assert (answer.parameters, answer.final) == (PARAMETERS, True)
 
 
-async def test_parameters_that_cannot_be_handed_over(tmp_path: Path) -> None:
+async def test_parameters_that_cannot_be_sent(tmp_path: Path) -> None:
     text = "triglot.core.types.Answer({}, {'odd': object()})"
     async with reporting(tmp_path) as served:
         with pytest.raises(Internal, match="'reporting' returned response parameters: a value of object"):

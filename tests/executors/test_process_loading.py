@@ -145,7 +145,7 @@ async def test_processes_run_on_their_cpus(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by", ["class", "configuration"])
-async def test_cpus_that_are_not_there(tmp_path: Path, by: str) -> None:
+async def test_missing_cpus(tmp_path: Path, by: str) -> None:
     file = write_reporting(tmp_path, more="Reporting.cpus = [4095]\n" if by == "class" else "")
     config = ModelConfig() if by == "class" else ModelConfig(cpus=[4095])
     with pytest.raises(ModelLoadError, match=r"cpus: expected CPUs that this server may use, \[.*\], got 4095"):

@@ -92,7 +92,7 @@ def regions(channel: Channel) -> int:
     return len(channel.arena._regions)
 
 
-def test_a_region_is_written_again_when_nobody_reads_it(ends: tuple[Channel, Channel]) -> None:
+def test_region_is_reused_when_unread(ends: tuple[Channel, Channel]) -> None:
     for value in range(20):
         x = echo(ends, value)
         assert x[-1] == value
@@ -101,7 +101,7 @@ def test_a_region_is_written_again_when_nobody_reads_it(ends: tuple[Channel, Cha
     assert regions(ends[0]) == 1
 
 
-def test_what_somebody_still_reads_is_not_written(ends: tuple[Channel, Channel]) -> None:
+def test_region_in_use_is_not_written(ends: tuple[Channel, Channel]) -> None:
     kept = []
     for value in range(5):
         kept.append(echo(ends, value)[1:].reshape(-1, 3)[::2])

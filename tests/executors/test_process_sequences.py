@@ -74,7 +74,7 @@ async def started(served: Reporting, numbers: range) -> dict[int, int]:
     return {number: (await ask(served, number, 10, start=True))[1] for number in numbers}
 
 
-async def test_sequences_end_with_the_process_that_is_lost_while_nobody_calls(
+async def test_sequences_end_with_a_process_lost_while_idle(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with reporting(tmp_path, SUMS, more=DECLARED + TWO) as served:

@@ -35,7 +35,7 @@ def echoing(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(st.text(max_size=5), arrays(), max_size=3))
-def test_any_tensors_go_there_and_back(echo: Any, tensors: dict[str, np.ndarray[Any, Any]]) -> None:
+def test_any_tensors_round_trip(echo: Any, tensors: dict[str, np.ndarray[Any, Any]]) -> None:
     tensors.pop("code", None)
     answer = echo.infer(tensors, Call())
     assert {name: raw(array) for name, array in answer.items()} == {

@@ -28,7 +28,7 @@ from test_process_calls import (
     test_a_serving_error_arrives_as_it_is,
     test_a_slow_reader_holds_the_model_up,
     test_a_stream,
-    test_any_other_exception_is_internal_and_the_process_goes_on,
+    test_any_other_exception_is_internal_and_the_process_continues,
     test_async_code_calls_others,
     test_async_code_is_cancelled_with_its_call,
     test_closing_a_stream_closes_the_models_generator,
@@ -51,7 +51,7 @@ from test_process_sequences import (
 from test_process_tensors import (
     echoing,
     test_answers_stay_as_they_are_while_others_come,
-    test_any_tensors_go_there_and_back,
+    test_any_tensors_round_trip,
     test_inputs_are_read_only,
     test_large_tensors,
     test_outputs_of_any_layout_and_kind,
@@ -74,7 +74,7 @@ LEAVING_NOTHING = [
     test_a_serving_error_arrives_as_it_is,
     test_a_slow_reader_holds_the_model_up,
     test_a_stream,
-    test_any_other_exception_is_internal_and_the_process_goes_on,
+    test_any_other_exception_is_internal_and_the_process_continues,
     test_async_code_calls_others,
     test_async_code_is_cancelled_with_its_call,
     test_closing_a_stream_closes_the_models_generator,
@@ -95,7 +95,7 @@ SHARED = [
     test_what_waits_of_a_lost_sequence_is_refused_and_what_starts_anew_is_run,
     echoing,
     test_answers_stay_as_they_are_while_others_come,
-    test_any_tensors_go_there_and_back,
+    test_any_tensors_round_trip,
     test_large_tensors,
 ]
 """Tests of processes that run here once more, each with instances of its own."""

@@ -61,7 +61,7 @@ def test_frames_of_several_threads_do_not_mix(ends: Ends) -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 3, 30, 200])
-def test_a_connection_that_ends_in_a_frame_is_gone(cut: int) -> None:
+def test_connection_that_ends_in_a_frame_is_closed(cut: int) -> None:
     ours, theirs = socket.socketpair()
     sending, other = socket.socketpair()
     with closing(Channel(sending, shares_memory=False)) as sends:
@@ -176,7 +176,7 @@ def test_an_impostor_cannot_prolong_a_handshake(listener: socket.socket, monkeyp
         assert impostor.result(SECONDS)
 
 
-def test_a_server_tells_an_actor_that_is_none(listener: socket.socket) -> None:
+def test_server_rejects_a_false_actor(listener: socket.socket) -> None:
     def pretend() -> None:
         with listener.accept()[0] as connection:
             connection.sendall(connection.recv(32))  # Its own nonce: what it proves is then what it has to prove.

@@ -83,7 +83,7 @@ async def test_a_waiting_call_runs_in_the_replacement(tmp_path: Path, monkeypatc
     await test_process_chaos.test_a_waiting_call_is_run_by_the_replacement(tmp_path)
 
 
-async def test_an_actor_is_lost_while_nobody_calls(tmp_path: Path) -> None:
+async def test_actor_is_lost_while_idle(tmp_path: Path) -> None:
     async with reporting(tmp_path) as served:
         pid = await served.pid()
         os.kill(pid, signal.SIGKILL)

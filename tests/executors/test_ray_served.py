@@ -166,7 +166,7 @@ def test_a_local_cluster_begins_and_ends_with_the_server(tmp_path: Path) -> None
         wait_until(lambda: not alive(pid) and not alive(raylet.pid))
 
 
-def test_a_cluster_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_cluster(tmp_path: Path) -> None:
     write_adder(tmp_path / "adder", 10, 100)
     arguments = ["--host", "127.0.0.1", "--ray-address", "127.0.0.1:1", "--no-exit-on-load-error"]
     with Triglot(*FREE_PORTS, *arguments, str(tmp_path)) as server:

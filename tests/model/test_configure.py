@@ -144,7 +144,7 @@ def test_what_is_left_out_of_a_tensor_is_the_models(largest: int) -> None:
     assert (after.inputs, after.outputs[0]) == (before.inputs, before.outputs[0])
 
 
-def test_dims_that_nobody_says() -> None:
+def test_any_shape_cannot_be_batched() -> None:
     model = model_of([TensorSpec("x", "FP32", None)])
     assert wrong(model, ModelConfig(max_batch_size=8, inputs=[TensorConfig("x", "FP32", None)])) == (
         "max_batch_size: the configuration says 8, so every shape must begin with -1 (the batch), the model's "

@@ -52,7 +52,7 @@ def test_the_requested_outputs_in_the_order_of_the_signature(requested: list[str
     assert [output.name for output in outputs] == names
 
 
-def test_an_output_that_nobody_asked_for_need_not_be_there() -> None:
+def test_unrequested_output_may_be_missing() -> None:
     assert [output.name for output in bind_outputs(TO, {"y": GOOD["y"]}, ["y"], "m")] == ["y"]
 
 

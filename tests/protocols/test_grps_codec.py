@@ -83,7 +83,7 @@ ROUND_TRIP_MESSAGES = {
 
 
 @pytest.mark.parametrize("message", ROUND_TRIP_MESSAGES.values(), ids=ROUND_TRIP_MESSAGES.keys())
-def test_there_and_back(message: Message) -> None:
+def test_round_trip(message: Message) -> None:
     encoded = encode_message(message)
     for data in (encoded, encoded + PADDING, PADDING + encoded):
         assert comparable(decode_message(data)) == comparable(message)
@@ -152,13 +152,13 @@ def test_status_bytes() -> None:
     assert failure(500, "a\ud800") == failure(500, "a?")
 
 
-def test_unknown_fields_stay_beside_the_new_status() -> None:
+def test_unknown_fields_stay_with_the_new_status() -> None:
     assert with_success(field(99, "a") + field(4, "b")).startswith(field(99, "a") + field(4, "b"))
 
 
 @pytest.mark.parametrize("dtype", LIST_OF)
 @pytest.mark.parametrize("size", [5, 20_000])
-def test_every_list_there_and_back(dtype: int, size: int) -> None:
+def test_every_list_round_trip(dtype: int, size: int) -> None:
     name, kind = LIST_OF[dtype]
     numbers = np.arange(size) % 1000
     elements: Array = (

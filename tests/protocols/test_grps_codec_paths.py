@@ -215,7 +215,7 @@ def test_a_damaged_message_has_no_model(data: bytes) -> None:
             model_of(request)
 
 
-def test_the_model_is_found_beside_anything() -> None:
+def test_model_is_found_with_any_other_fields() -> None:
     large = field(3, bytes(LARGE))
     assert model_of(large + field(2, "a-1") + large) == "a-1"
     assert model_of(group(50, field(2, "b")) + field(2, "a") + number(2000 << 3) + b"\x05") == "a"

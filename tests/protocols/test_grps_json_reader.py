@@ -53,7 +53,7 @@ def read_ndarray(body: Any) -> GrpsTensor:
         ({"str_data": "x", "unknown": [{"deep": [[1], "["]}], "status": "anything"}, "x"),
     ],
 )
-def test_the_branch_is_the_member_that_is_there(body: dict[str, Any], data: Any) -> None:
+def test_branch_is_the_present_member(body: dict[str, Any], data: Any) -> None:
     assert read(body) == Message("", data)
 
 

@@ -141,7 +141,7 @@ def test_an_ndarray_that_is_refused(value: Any, text: str) -> None:
 @pytest.mark.parametrize(
     "text", ['{"x": [[1,2],[3,4]], "ndarray": [[1,2],[3],4]}', '{"x": "[[,],[,]]", "ndarray": [[1],[2,3]]}']
 )
-def test_what_stands_beside_a_ragged_ndarray_does_not_make_up_for_it(text: str) -> None:
+def test_other_fields_do_not_hide_a_ragged_ndarray(text: str) -> None:
     assert "ragged" in refusal(text)
 
 

@@ -67,7 +67,7 @@ def test_tokens_are_numbers(token: float, shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("ending", ["],6]", "],[6]]", "]]"])
-def test_a_long_list_beside_something_else_is_not_taken_for_regular(ending: str) -> None:
+def test_long_list_with_another_item_is_not_regular(ending: str) -> None:
     numbers = json.dumps(NUMBERS.tolist() * 4)
     assert len(numbers) > WHOLE
     text = f'{{"data":[{numbers[:-1]}{ending}}}'.encode()
@@ -98,7 +98,7 @@ WRONG = {
 
 @pytest.mark.parametrize("key", ["data", "other"])
 @pytest.mark.parametrize("wrong", WRONG)
-def test_what_is_no_json_is_refused_whoever_looks_at_it(wrong: str, key: str) -> None:
+def test_invalid_json_is_refused_by_every_reader(wrong: str, key: str) -> None:
     text = json.dumps({key: NUMBERS.tolist()}).encode()
     damaged = WRONG[wrong](text, middle(text))
     with pytest.raises(json.JSONDecodeError):
@@ -108,7 +108,7 @@ def test_what_is_no_json_is_refused_whoever_looks_at_it(wrong: str, key: str) ->
             read_body(damaged, None, read)
 
 
-def test_a_split_never_hides_what_is_missing_beside_it() -> None:
+def test_split_never_hides_missing_values() -> None:
     """The comma at which the first piece ends has its numbers, or the text is refused."""
     for digits in range(1, 8):
         item = b"1" * digits

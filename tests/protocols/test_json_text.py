@@ -309,7 +309,7 @@ def test_long_arrays_are_printed_in_pieces(size: int, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
-def test_numbers_beside_tokens_are_printed_as_they_are_alone(dtype: str) -> None:
+def test_numbers_are_printed_alike_with_and_without_tokens(dtype: str) -> None:
     array = np.array([[0.1, np.nan], [np.inf, -np.inf], [-0.0, 3]], dtype)
     assert b"".join(print_nested(array)) == b"[[0.1,NaN],[Infinity,-Infinity],[-0.0,3.0]]"
     assert b"".join(print_array(array)) == b"[0.1,NaN,Infinity,-Infinity,-0.0,3.0]"

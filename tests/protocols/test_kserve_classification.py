@@ -99,7 +99,7 @@ def test_datatypes_that_have_no_classes(array: Array, datatype: str) -> None:
     assert caught.value.message == text
 
 
-def test_there_are_only_so_many_elements() -> None:
+def test_elements_are_limited() -> None:
     values = np.zeros(MAX_ELEMENTS + 1, "u1")
     with pytest.raises(InvalidArgument, match="output 'y': it has 1000001 elements, the limit is 1000000"):
         texts(values, 1)

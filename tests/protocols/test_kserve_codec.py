@@ -92,7 +92,7 @@ def test_golden_parameters(key: str, entry: str, value: Any) -> None:
 @pytest.mark.parametrize(
     "value", [True, False, 0, -5, 2**63 - 1, -(2**63), 1.5, float("inf"), "", "é", "a" * 1000], ids=repr
 )
-def test_parameters_there_and_back(value: Any) -> None:
+def test_parameters_round_trip(value: Any) -> None:
     encoded = encode_infer(InferenceResponse("m", "1", "", [], {"k": value}))
     message = pb.ModelInferResponse.FromString(encoded)
     data = pb.ModelInferRequest(model_name="m", parameters=message.parameters).SerializeToString()
@@ -253,7 +253,7 @@ def test_contents_and_raw_may_not_be_mixed(contents: pb.InferTensorContents) -> 
 
 
 @pytest.mark.parametrize("contents", [b"", field(6, b"")])
-def test_empty_contents_beside_raw_tensors_are_absent(contents: bytes) -> None:
+def test_empty_contents_with_raw_tensors_are_absent(contents: bytes) -> None:
     """MLServer's client (1.7.1) writes them."""
     tensor = field(1, "x") + field(2, "FP32") + field(3, b"\2") + field(5, contents)
     raw = bytes(range(8))

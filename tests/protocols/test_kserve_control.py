@@ -102,7 +102,7 @@ async def test_what_is_not_in_the_repository(interface: str, tmp_path: Path) -> 
         assert await ask(served, "b") == unknown("b", "is not found")
 
 
-async def test_only_what_is_there_is_listed_elsewhere(tmp_path: Path) -> None:
+async def test_other_protocols_list_only_loaded_models(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         put(tmp_path / name)
     async with serve_models([tmp_path], **EXPLICIT, load_model="b") as served:
@@ -344,7 +344,7 @@ async def test_repositories_that_are_named(tmp_path: Path) -> None:
             assert (status, reply) == (501, b'{"error": "%s"}' % refused.encode())
 
 
-async def test_kserves_clients_send_the_name_elsewhere_and_read_the_reply(tmp_path: Path) -> None:
+async def test_kserves_clients_use_field_1_and_read_the_reply(tmp_path: Path) -> None:
     """Spec 0.15, 1.6: the request's field 1, and the reply's fields 1 and 2."""
     put(tmp_path / "a", says=3)
     async with serve_models([tmp_path], **EXPLICIT) as served:
@@ -479,7 +479,7 @@ async def test_models_are_loaded_at_the_start(tmp_path: Path) -> None:
         assert await control_of(served, "grpc").index() == [Row(name, "1", "READY") for name in "abc"]
 
 
-async def test_a_model_of_the_start_that_is_not_there(tmp_path: Path) -> None:
+async def test_missing_model_at_the_start(tmp_path: Path) -> None:
     put(tmp_path / "a")
     load = Loads()
     with pytest.raises(ModelLoadError) as caught:

@@ -56,7 +56,9 @@ async def test_what_has_not_changed_is_not_loaded_again(interface: str, tmp_path
         assert load.begun == ["a/1"]
 
 
-async def test_what_has_changed_is_loaded_beside_what_serves(interface: str, tmp_path: Path, load: Loads) -> None:
+async def test_changed_model_is_loaded_while_the_old_one_serves(
+    interface: str, tmp_path: Path, load: Loads
+) -> None:
     put(tmp_path / "a" / "1", says=1)
     async with serve_models([tmp_path], load, **EXPLICIT, load_model="a") as served:
         control = control_of(served, interface)

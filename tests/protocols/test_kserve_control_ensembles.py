@@ -55,7 +55,9 @@ def ready(*names: str) -> list[Row]:
 
 
 @pytest.mark.parametrize("form", ["config", "python"])
-async def test_what_it_is_made_of_comes_along_and_goes_along(interface: str, form: str, tmp_path: Path) -> None:
+async def test_parts_are_loaded_and_unloaded_with_their_ensemble(
+    interface: str, form: str, tmp_path: Path
+) -> None:
     put_parts(tmp_path, a=1, b=2)
     if form == "config":
         put_ensemble(tmp_path / "e", "a", "b")

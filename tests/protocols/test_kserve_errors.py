@@ -281,7 +281,7 @@ async def test_a_text_that_is_not_unicode(client: Client) -> None:
 # The demo has no complex ones: KServe has no name for them.
 @pytest.mark.parametrize("datatype", [name for name in DATATYPES if name not in TFSERVING_DATATYPES])
 @pytest.mark.parametrize("shape", [[2, 3], [0, 3], [1, 1]])
-async def test_every_datatype_there_and_back(client: Client, datatype: str, shape: list[int]) -> None:
+async def test_every_datatype_round_trip(client: Client, datatype: str, shape: list[int]) -> None:
     count = shape[0] * shape[1]
     raw = pack_bytes([b"\xff\0", b"", b"a", b"bc", b"d", b"e"][:count])
     if DATATYPES[datatype].itemsize:

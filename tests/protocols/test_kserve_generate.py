@@ -215,7 +215,7 @@ async def test_an_answer_that_cannot_be_printed_is_an_event_of_its_own() -> None
         assert "not UTF-8" in found[2]["error"]
 
 
-async def test_identity_may_be_said() -> None:
+async def test_identity_encoding_is_accepted() -> None:
     async with live({"twice": Plain(twice)}) as server:
         status, _, _ = await post(server, "twice/generate", {"x": 1}, {"Content-Encoding": "identity"})
         assert status == 200
@@ -276,7 +276,7 @@ class Paced(Model):
             yield {"y": inputs["x"]}
 
 
-async def test_each_event_comes_when_it_is_there() -> None:
+async def test_each_event_is_sent_at_once() -> None:
     model = Paced()
     async with live({"paced": model}) as server:
         asked = asyncio.ensure_future(

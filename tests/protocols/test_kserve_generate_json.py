@@ -161,7 +161,7 @@ def test_models_that_generate_cannot_serve(signature: Signature, text: str) -> N
     declared=st.lists(st.integers(1, 5) | st.just(-1), max_size=4).map(tuple),
     count=st.integers(0, 60),
 )
-def test_a_shape_has_all_elements_and_fits_or_there_is_none(declared: tuple[int, ...], count: int) -> None:
+def test_shape_has_all_elements_and_fits_or_is_omitted(declared: tuple[int, ...], count: int) -> None:
     fixed = math.prod(dim for dim in declared if dim != -1)
     possible = count % fixed == 0 if -1 in declared else count == fixed
     if not possible:

@@ -75,7 +75,7 @@ async def test_every_row_is_a_method_of_its_service() -> None:
             assert method.kind is KINDS[described.client_streaming, described.server_streaming], method.name
 
 
-async def test_methods_of_one_name_are_counted_apart() -> None:
+async def test_methods_of_one_name_are_counted_separately() -> None:
     """TensorFlow Serving's and Vertex AI's PredictionService each have a Predict."""
     server = triglot.Server([])
     services, _ = rows(Context(server.dataplane, server.telemetry, server.config))
@@ -88,7 +88,7 @@ async def test_methods_of_one_name_are_counted_apart() -> None:
     assert [endpoint_of(server.telemetry, *row) for row in methods] == endpoints
 
 
-async def test_the_six_calls_of_the_protocol_are_there() -> None:
+async def test_the_six_calls_of_the_protocol_are_served() -> None:
     server = triglot.Server([])
     service = KServe(server.dataplane, "name", server.telemetry).grpc_service()
     names = {method.name for method in service.methods}

@@ -34,7 +34,7 @@ def descriptor(tmp_path: Path) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("size", [PAGE, SIZE, STRIDE, STRIDE + 8, 3 * STRIDE - 1, PIECE, 2 * PIECE + 3 * PAGE])
-def test_what_is_written_is_there_and_is_read(size: int, descriptor: int) -> None:
+def test_written_bytes_are_read(size: int, descriptor: int) -> None:
     os.ftruncate(descriptor, size)
     memory = GuardedMemory(descriptor, size)
     data = np.random.default_rng(1).integers(0, 256, size - 7, np.uint8)
@@ -59,7 +59,7 @@ def test_a_file_that_has_shrunk(copy: str, left: int, descriptor: int) -> None:
     assert GuardedMemory(descriptor, SIZE).read(data, 7)
 
 
-def test_what_is_still_there_is_copied(descriptor: int) -> None:
+def test_remaining_bytes_are_copied(descriptor: int) -> None:
     memory = GuardedMemory(descriptor, SIZE)
     os.ftruncate(descriptor, PAGE + 1)
     data = np.ones(2 * PAGE, np.uint8).data
@@ -126,7 +126,7 @@ def descriptors(file: int) -> int:
     return count
 
 
-def test_it_keeps_no_descriptor_and_goes(descriptor: int, tmp_path: Path) -> None:
+def test_it_keeps_no_descriptor_and_is_unmapped(descriptor: int, tmp_path: Path) -> None:
     memory = GuardedMemory(descriptor, SIZE)
     assert descriptors(descriptor) == 1
     assert mappings(tmp_path) == 1

@@ -87,7 +87,7 @@ async def serving(folder: Path, extra: str = "", **options: Any) -> AsyncIterato
 
 
 @pytest.mark.parametrize("extra", ["", 'execution = "process"'])
-async def test_they_are_told(extra: str, tmp_path: Path) -> None:
+async def test_model_gets_the_input_parameters(extra: str, tmp_path: Path) -> None:
     async with serving(tmp_path, extra) as clients:
         for ask in (clients.by_grpc, clients.by_rest):
             assert await ask({}) == [{}, 1]

@@ -221,7 +221,7 @@ async def test_what_no_option_widens(interface: str, tmp_path: Path, fields: dic
         await expect_refused(served, interface, config_text(**fields), text)
 
 
-async def test_a_long_text_beside_uploaded_files(tmp_path: Path) -> None:
+async def test_long_text_with_uploaded_files(tmp_path: Path) -> None:
     """Such requests may be as large as any."""
     put(tmp_path / "a" / "1", says=1)
     async with serve_models([tmp_path], **EXPLICIT, load_model="a", allow_model_upload=True) as served:

@@ -268,7 +268,7 @@ async def ask_for(interface: GrpcClient | RestClient, name: str, version: str) -
 
 
 @pytest.mark.parametrize("interface", ["grpc", "rest"])
-async def test_what_is_not_there(interface: str, tmp_path: Path) -> None:
+async def test_missing_names(interface: str, tmp_path: Path) -> None:
     put(tmp_path / "m" / "1")
     async with serve_models([tmp_path], **EXPLICIT) as served:
         expected = {
@@ -312,7 +312,7 @@ async def test_a_policy_that_changes_loads_nothing(tmp_path: Path) -> None:
         assert load.count == 2
 
 
-async def test_a_configuration_that_failed_is_not_said(tmp_path: Path) -> None:
+async def test_failed_configuration_is_not_reported(tmp_path: Path) -> None:
     put(tmp_path / "m" / "1")
     async with serve_models([tmp_path], Loading(Rows), **EXPLICIT) as served:
         before = await asked(served, "m")

@@ -151,7 +151,7 @@ def binary(size: Any, **more: Any) -> dict[str, Any]:
     return {"inputs": [{**X, "parameters": {"binary_data_size": size}, **more}]}
 
 
-def test_sizes_and_what_is_there() -> None:
+def test_sizes_of_binary_inputs() -> None:
     assert refusal(binary(8), TWO[:5]) == (
         "unexpected size for input 'x', expecting 3 additional bytes for model 'm'"
     )

@@ -106,7 +106,7 @@ def test_integral_numbers_with_a_point_or_an_exponent_are_integers(datatype: str
 
 
 @pytest.mark.parametrize(("datatype", "large"), [("INT64", 2**63 - 1), ("INT64", -(2**63)), ("UINT64", 2**64 - 1)])
-def test_integers_beside_a_number_with_a_point_stay_exact(datatype: str, large: int) -> None:
+def test_integers_next_to_a_decimal_number_stay_exact(datatype: str, large: int) -> None:
     values = [large, 2**53 + 1, 10**18, 1]
     assert accepted(f"[{large},{2**53 + 1},1e18,1.0]", datatype, 4) == values
     for beyond in (-(2**63) - 1, 2**64):

@@ -84,7 +84,7 @@ async def ask(server: Live, verb: str, path: str) -> tuple[int, bytes]:
 
 
 @pytest.mark.parametrize(("verb", "path"), ROUTES)
-async def test_a_route_is_there(server: Live, verb: str, path: str) -> None:
+async def test_route_is_served(server: Live, verb: str, path: str) -> None:
     status, reply = await ask(server, verb, path)
     # What it answers is for other tests; a route that is missing has this text.
     assert (status, reply) != (404, b'{"error": "Not Found"}')
@@ -92,7 +92,7 @@ async def test_a_route_is_there(server: Live, verb: str, path: str) -> None:
 
 
 @pytest.mark.parametrize(("verb", "path"), ROUTES)
-async def test_another_verb_is_told_so(server: Live, verb: str, path: str) -> None:
+async def test_another_verb_is_not_allowed(server: Live, verb: str, path: str) -> None:
     assert await ask(server, "DELETE", path) == (405, b'{"error": "Method Not Allowed"}')
     other = "POST" if verb == "GET" else "GET"
     if (other, path) not in ROUTES:
@@ -106,7 +106,7 @@ async def test_what_is_no_route(server: Live, verb: str, path: str) -> None:
 
 
 @pytest.mark.parametrize(("verb", "path"), OF_A_VERSION)
-async def test_a_version_that_is_not_there(server: Live, verb: str, path: str) -> None:
+async def test_missing_version(server: Live, verb: str, path: str) -> None:
     status, reply = await ask(server, verb, f"{MODEL}/versions/9{path}")
     assert status == 404
     assert json.loads(reply)["error"] == "Request for unknown model: 'm' version 9 is not found"

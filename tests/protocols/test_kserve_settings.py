@@ -152,7 +152,7 @@ async def test_models_inherit_until_they_have_their_own(interface: str) -> None:
         assert await trace.change("half_plus_two", log_frequency=None, trace_level=None) == await trace.get()
 
 
-async def test_the_server_goes_back_to_its_start(interface: str) -> None:
+async def test_server_returns_to_its_start_settings(interface: str) -> None:
     async with traced(interface, trace_rate=7) as trace:
         await trace.change(trace_rate="10", trace_count="3", log_frequency="1")
         keys = ["trace_rate", "trace_count", "trace_level", "trace_file", "trace_mode"]

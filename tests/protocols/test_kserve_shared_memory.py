@@ -264,7 +264,7 @@ async def test_bodies_that_are_refused(body: Any, text: str, served: Served) -> 
     assert found.startswith(text), found
 
 
-async def test_errors_name_nobody_elses_regions(served: Served, made: Memory) -> None:
+async def test_errors_name_only_own_regions(served: Served, made: Memory) -> None:
     assert await register(served, "private", made, 8) == FINE
     tries = [
         await register(served, "a", f"{PREFIX}none", 8),
@@ -275,7 +275,7 @@ async def test_errors_name_nobody_elses_regions(served: Served, made: Memory) ->
     assert all(code is not Code.OK and "private" not in text for code, text in tries)
 
 
-async def test_there_are_only_so_many_regions(served: Served) -> None:
+async def test_regions_are_limited(served: Served) -> None:
     """And each of them, and the memory behind it, is let go."""
     with memory(1) as made, ExitStack() as stack:
         others = [stack.enter_context(memory(1)) for _ in range(2)]

@@ -82,7 +82,7 @@ async def test_in_and_out(interface: str, served: Served, made: Memory) -> None:
 
 
 @EVERY
-async def test_beside_raw_tensors(interface: str, served: Served, made: Memory) -> None:
+async def test_regions_with_raw_tensors(interface: str, served: Served, made: Memory) -> None:
     made.put(np.array([10, 20], "i4"))
     a, b = RegionSlice("all", 0, 8), np.array([1, 2], "i4")
     outputs = {"sum": None, "difference": into(8, 64)}
@@ -197,9 +197,7 @@ async def test_a_scalar(interface: str, served: Served, made: Memory) -> None:
         ),
     ],
 )
-async def test_places_that_are_not_there(
-    interface: str, place: RegionSlice, code: Code, text: str, served: Served
-) -> None:
+async def test_missing_places(interface: str, place: RegionSlice, code: Code, text: str, served: Served) -> None:
     assert await ask(served, interface, "identity_fp32", x(place, 1, 2)) == expected(interface, code, text)
     outcome = await ask(served, interface, "identity_fp32", [In("x", PAIR)], {"y": OutputOptions(region=place)})
     assert outcome == expected(interface, code, text)

@@ -178,7 +178,7 @@ async def test_a_region_that_is_unregistered_while_it_is_used(interface: str, na
 
 @EVERY
 @pytest.mark.parametrize("name", ["r", ""])
-async def test_a_region_goes_with_the_last_request_that_uses_it(interface: str, name: str, made: Memory) -> None:
+async def test_region_is_released_with_its_last_request(interface: str, name: str, made: Memory) -> None:
     """As in Triton: until then it is listed, and may be used by more."""
     model = Waiting()
     async with serving_memory(made, model) as served:
@@ -197,7 +197,7 @@ async def test_a_region_goes_with_the_last_request_that_uses_it(interface: str, 
 
 
 @EVERY
-async def test_an_object_whose_name_is_gone(interface: str, made: Memory) -> None:
+async def test_unlinked_object(interface: str, made: Memory) -> None:
     made.put(PAIR)
     async with serving_memory(made) as served:
         made.path.unlink()

@@ -44,7 +44,7 @@ async def versions_by_rest(served: Served, path: str) -> int | list[str]:
     )
 
 
-async def test_which_versions_are_told_of(tmp_path: Path) -> None:
+async def test_reported_versions(tmp_path: Path) -> None:
     for number in ("1", "2"):
         put(tmp_path / "a" / number)
     put_config(tmp_path / "a", ALL)
@@ -71,7 +71,7 @@ async def test_which_versions_are_told_of(tmp_path: Path) -> None:
             assert await by_rest(served, path) == (400, {"error": "requested model 'a' is not available"})
 
 
-async def test_what_there_is_not(tmp_path: Path) -> None:
+async def test_missing_models_and_versions(tmp_path: Path) -> None:
     put(tmp_path / "a" / "1")
     async with serve_models([tmp_path]) as served:
         for name, version, code, status in (
@@ -97,7 +97,7 @@ async def test_the_extension_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("called", [False, True])
-async def test_every_key_is_there_and_every_number_an_integer(tmp_path: Path, called: bool) -> None:
+async def test_every_key_is_present_and_every_number_an_integer(tmp_path: Path, called: bool) -> None:
     """perf_analyzer looks at all of them without asking (spec 3.12)."""
     put(tmp_path / "a" / "1", says=7)
     async with serve_models([tmp_path]) as served:
@@ -139,7 +139,7 @@ async def test_every_key_is_there_and_every_number_an_integer(tmp_path: Path, ca
         assert stats["response_stats"] == {}
 
 
-def test_endless_streams_are_told_apart_up_to_some_index() -> None:
+def test_endless_streams_are_distinguished_up_to_some_index() -> None:
     statistics = Statistics()
     for index in range(MAX_RESPONSES + 100):
         statistics.response(index).success.add(1.0)

@@ -99,7 +99,7 @@ def test_a_request_that_tritonclient_makes(answer: dict[str, Any], padding: byte
         assert bytes(tensor.data) == raw_of(sent), tensor.name
 
 
-def test_responses_as_tritonclient_hands_them_out(answer: dict[str, Any]) -> None:
+def test_responses_as_tritonclient_returns_them(answer: dict[str, Any]) -> None:
     for outputs, response in zip(answer["outputs"], RESPONSES, strict=True):
         expected = [
             [

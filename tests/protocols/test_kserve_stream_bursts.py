@@ -84,7 +84,7 @@ async def test_answers_to_what_came_together_leave_together() -> None:
 
 
 @pytest.mark.parametrize("step", [3, 100, 5000, 10**6])
-async def test_wherever_the_bytes_are_cut_and_whoever_answers_the_order_is_kept(step: int) -> None:
+async def test_order_is_kept_for_any_cutting_and_any_model(step: int) -> None:
     chosen = random.Random(step)
     names = chosen.choices(["async", "thread", "nobody"], k=20 if step < 100 else 300)
     sent = b"".join(data(1, message(asking(name, at, str(at))), end=False) for at, name in enumerate(names))

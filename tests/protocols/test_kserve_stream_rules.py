@@ -104,7 +104,7 @@ async def test_an_error_has_the_id_the_name_and_the_version_of_its_request_and_n
     assert found.infer_response == expected
 
 
-async def test_a_decoupled_model_that_fails_has_said_what_it_has_said() -> None:
+async def test_responses_before_a_decoupled_failure_are_sent() -> None:
     def fail() -> None:
         raise FailedPrecondition("no more")
 
@@ -214,7 +214,7 @@ async def test_a_status_cancels_what_still_runs() -> None:
         await until(lambda: server.leases() == 0)
 
 
-async def test_a_decoupled_models_error_waits_for_nobody() -> None:
+async def test_decoupled_error_is_sent_at_once() -> None:
     gate = asyncio.Event()
 
     async def slow(inputs: Inputs) -> Any:
@@ -324,7 +324,7 @@ class Steps(Scripted):
     inputs = [TensorSpec("x", "FP32", [-1])]
 
 
-async def test_a_draining_server_goes_on_with_sequences_and_refuses_new_ones_in_band() -> None:
+async def test_draining_server_continues_sequences_and_refuses_others_in_band() -> None:
     async with live({"steps": Steps(), "good": Scripted()}) as server:
         call = server.stream_infer(timeout=30)
         await call.write(asking("steps", 1, "a", sequence_id=7, sequence_start=True))

@@ -117,7 +117,7 @@ async def test_every_rpc_takes_names(served: Served, model: str, version: str, n
     assert pb.ModelStreamInferResponse.FromString(answer).infer_response.model_version == str(number)
 
 
-async def test_metadata_lists_names_beside_numbers(served: Served) -> None:
+async def test_metadata_lists_names_and_numbers(served: Served) -> None:
     for version, versions in (
         ("", ["1", "3", "v1.0", "v10", "latest"]),
         ("/versions/3", ["3", "v10", "latest"]),
@@ -128,7 +128,7 @@ async def test_metadata_lists_names_beside_numbers(served: Served) -> None:
 
 
 @pytest.mark.parametrize(("version", "text"), MISSING.items())
-async def test_missing_name_says_which_there_are(served: Served, version: str, text: str) -> None:
+async def test_missing_name_error_lists_the_names(served: Served, version: str, text: str) -> None:
     for interface in ("grpc", "rest"):
         answer = await served.client(interface).infer(Infer("named", [X], version=version))
         assert (answer.code, answer.text) == (Code.NOT_FOUND, text)

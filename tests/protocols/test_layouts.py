@@ -63,7 +63,7 @@ def test_clients_of_many_models_take_turns() -> None:
     assert len(decoder.parsed) == MAX_LAYOUTS
 
 
-def test_the_oldest_goes() -> None:
+def test_oldest_layout_is_evicted() -> None:
     decoder = Decoder()
     for kind in range(MAX_LAYOUTS + 1):
         decoder.check(b"model_%06d" % kind, b"1")

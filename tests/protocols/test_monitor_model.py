@@ -139,7 +139,7 @@ async def test_a_closed_port_has_no_number(tmp_path: Path) -> None:
         assert (await found(server, OVERVIEW))["server"]["grpc_port"] is None
 
 
-async def test_where_there_is_no_page_there_are_no_details() -> None:
+async def test_without_the_page_no_details_are_served() -> None:
     async with live({"odd": Odd()}, protocols="tfserving") as server:
         url = f"http://127.0.0.1:{server.server.rest_port}{MODEL}?name=odd"
         async with server.session.get(url) as response:

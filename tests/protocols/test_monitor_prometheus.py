@@ -89,7 +89,7 @@ def value(samples: Samples, name: str, /, **labels: str) -> float:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_number_is_there(telemetry: Telemetry, form: str) -> None:
+def test_every_number_is_exported(telemetry: Telemetry, form: str) -> None:
     _, samples = read(telemetry, form)
     assert value(samples, "triglot_requests_total", **PREDICT, code="OK") == 3
     assert value(samples, "triglot_requests_total", **PREDICT, code="NOT_FOUND") == 1

@@ -181,7 +181,7 @@ async def test_a_metric_without_a_choice_is_warned_of(tmp_path: Path, caplog: py
     assert f"metric_identifier.family: expected {FIRST}, got 'nv_inference_count', ignored" in caplog.text
 
 
-async def test_nothing_of_it_is_there_unless_asked_for(tmp_path: Path) -> None:
+async def test_nothing_of_it_is_exported_by_default(tmp_path: Path) -> None:
     put(tmp_path / "m" / "1")
     put_config(tmp_path / "m", BUCKETS % "1")
     async with serve_models([tmp_path]) as served:

@@ -274,7 +274,7 @@ async def test_models_come_and_go(tmp_path: Path) -> None:
         assert after[2]["ETag"] == before[2]["ETag"]
 
 
-async def test_who_has_the_document_is_told_so() -> None:
+async def test_known_document_is_not_modified() -> None:
     async with holding({"echo": Echo()}) as client:
         status, body, headers = await client.call("GET", "/openapi.json")
         tag = headers["ETag"]

@@ -82,7 +82,7 @@ async def test_what_a_model_makes_leaves_from_where_it_was_made() -> None:
     np.testing.assert_array_equal(np.frombuffer(large[0], np.float32), values * 2)
 
 
-async def test_what_a_model_keeps_is_copied_before_it_writes_there_again() -> None:
+async def test_kept_array_is_copied_before_the_model_reuses_it() -> None:
     kept = np.zeros(COUNT, np.float32)
 
     def rewrite(inputs: Inputs) -> dict[str, Any]:

@@ -107,7 +107,7 @@ def test_inputs_that_are_missing(signature: Signature, names: str, text: str) ->
     assert refusal(signature, dict.fromkeys(names, FLOATS), "no") == expected
 
 
-def test_inputs_that_nobody_takes() -> None:
+def test_unknown_inputs() -> None:
     assert refusal(OPTIONAL, {"x": FLOATS, "z": BAD, "a": FLOATS}, "no") == (
         "Inputs contains invalid name. Used request inputs: x, request input: a,x,z"
     )

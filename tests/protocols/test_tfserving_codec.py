@@ -148,7 +148,7 @@ def test_entries_with_more_in_them_are_unknown(unknown: bytes) -> None:
     assert decoded(field(2, field(1, "x") + unknown + field(2, TENSOR))).inputs == []
 
 
-def test_names_that_are_not_there() -> None:
+def test_missing_names() -> None:
     assert plain(decoded(field(2, field(2, TENSOR)))) == outcome(entry("", TENSOR))
     # No tensor is one without a type.
     for data in (field(2, field(1, "x")), entry("x", b"")):

@@ -169,7 +169,7 @@ def test_any_bytes_decode_or_are_refused(data: bytes) -> None:
             pass
 
 
-def test_there_may_be_many_examples() -> None:
+def test_many_examples() -> None:
     count = MAX_FIELDS + 8
     assert len(examples_of(plain(*["a"] * count))) == count
 

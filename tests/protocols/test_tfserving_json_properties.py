@@ -87,7 +87,7 @@ def bodies(draw: st.DrawFn) -> tuple[str, dict[str, str]]:
 
 
 @given(bodies())
-def test_a_body_means_the_same_whoever_reads_it(body: tuple[str, dict[str, str]]) -> None:
+def test_every_reader_reads_a_body_alike(body: tuple[str, dict[str, str]]) -> None:
     """Blanks make a body large; text behind it is beyond strict JSON."""
     encoded, inputs = body[0].encode(), body[1]
     assert len({outcome(encoded + form, inputs) for form in FORMS}) == 1

@@ -31,7 +31,7 @@ def test_calls(path: str, call: tuple[str, ModelSpec] | None, *, again: bool) ->
     assert parse_call(path) == call
 
 
-def test_a_version_too_large_is_told_each_time() -> None:
+def test_too_large_version_is_an_error_each_time() -> None:
     for _ in range(2):
         with pytest.raises(VersionTooLarge, match=f"Failed to parse version: {TOO_LARGE}"):
             parse_call(f"/v1/models/m/versions/{TOO_LARGE}:predict")

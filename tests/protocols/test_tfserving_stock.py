@@ -125,7 +125,7 @@ def test_tensors_are_what_tensorflow_takes_them_for(answer: dict[str, Any], padd
     assert 0.05 < refused / len(answer["parsed"]) < 0.5
 
 
-def test_responses_as_tensorflow_hands_them_out(answer: dict[str, Any]) -> None:
+def test_responses_as_tensorflow_returns_them(answer: dict[str, Any]) -> None:
     expected: list[Any] = []
     for response in RESPONSES:
         spec = [response.model_name, int(response.model_version), "s", ""]

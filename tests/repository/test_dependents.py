@@ -59,7 +59,7 @@ async def test_a_part_that_fails(tmp_path: Path) -> None:
         await here.until(e=READY, p=READY)
 
 
-async def test_a_part_that_is_not_there(tmp_path: Path) -> None:
+async def test_missing_part(tmp_path: Path) -> None:
     async with site(tmp_path) as (here, _):
         here.want(here.ensemble("e", "p"))
         await here.until(e=UNAVAILABLE)
@@ -68,7 +68,7 @@ async def test_a_part_that_is_not_there(tmp_path: Path) -> None:
         await here.until(e=READY, p=READY)
 
 
-async def test_a_part_that_goes_and_comes_back(tmp_path: Path) -> None:
+async def test_part_is_removed_and_added_again(tmp_path: Path) -> None:
     async with site(tmp_path) as (here, loads):
         here.want(here.ensemble("outer", "e"), here.ensemble("e", "p"), here.model("p"))
         await here.until(outer=READY, e=READY, p=READY)
@@ -213,7 +213,7 @@ async def test_the_wait_does_not_count_as_its_own_load(tmp_path: Path) -> None:
         assert "'p' is not available: " in here.reason("e")
 
 
-async def test_a_part_goes_while_the_whole_is_warmed_up(tmp_path: Path) -> None:
+async def test_part_is_removed_while_its_ensemble_warms_up(tmp_path: Path) -> None:
     warming, gate = asyncio.Event(), asyncio.Event()
 
     async def warm(servable: Servable, _: object) -> None:

@@ -82,7 +82,7 @@ def test_a_policy_that_moves_to_another_version_leaves_no_gap(tmp_path: Path) ->
     assert scanning.versions() == {"m": [1]}
 
 
-def test_a_configuration_that_comes_and_goes(tmp_path: Path) -> None:
+def test_configuration_is_added_and_removed(tmp_path: Path) -> None:
     root = a_repository(tmp_path)
     scanning = ScanningServer(root)
     assert scanning.versions() == {"m": [1, 2]}
@@ -148,7 +148,7 @@ def test_comments_in_a_configuration_load_nothing_again(tmp_path: Path) -> None:
     assert scanning.loads == ["m/1"]
 
 
-def test_a_configured_model_without_versions_is_gone(tmp_path: Path) -> None:
+def test_configured_model_without_versions_is_removed(tmp_path: Path) -> None:
     root = a_repository(tmp_path)
     put(root / "m" / "config.pbtxt", ALL)
     put(root / "other" / "1" / "model.py")

@@ -81,7 +81,7 @@ async def test_new_labels_before_their_version(tmp_path: Path, load: Loads) -> N
         assert await ask(manager.registry.servable("a", label="canary")) == 2
 
 
-async def test_a_label_stays_when_its_version_goes(tmp_path: Path, load: Loads) -> None:
+async def test_label_outlasts_its_version(tmp_path: Path, load: Loads) -> None:
     put(tmp_path / "a" / "1")
     async with managing(settings(tmp_path / "a", stable=1), load=load) as manager:
         put(tmp_path / "a" / "2")

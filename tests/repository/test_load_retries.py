@@ -93,7 +93,7 @@ async def test_a_missing_library_is_not_tried_again(tmp_path: Path) -> None:
         assert len(tries) == 1
 
 
-async def test_what_serves_goes_on_while_its_successor_is_tried_again(tmp_path: Path) -> None:
+async def test_serving_version_continues_while_its_successor_is_retried(tmp_path: Path) -> None:
     """And files that are mended meanwhile are seen."""
     load = Loads()
     put(tmp_path / "m" / "1")

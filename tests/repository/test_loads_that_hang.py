@@ -79,7 +79,7 @@ async def test_a_load_that_hangs_lets_other_models_load(tmp_path: Path, load: Lo
         held.set()
 
 
-async def test_a_load_keeps_the_others_from_loading_while_there_is_patience(tmp_path: Path, load: Loads) -> None:
+async def test_load_blocks_others_only_within_its_timeout(tmp_path: Path, load: Loads) -> None:
     async with reconciling(load) as reconciler:
         gate = load.hold("load a/1")
         reconciler.want(wanted(files(tmp_path, "a", 1), files(tmp_path, "b", 1)))

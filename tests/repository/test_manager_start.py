@@ -38,7 +38,7 @@ def logged(caplog: pytest.LogCaptureFixture, level: str) -> list[str]:
 
 
 @pytest.mark.parametrize("explicit", [None, ["*"]])
-async def test_a_wrong_configuration_is_told_before_anything_is_loaded(
+async def test_wrong_configuration_is_reported_before_any_load(
     tmp_path: Path, load: Loads, explicit: list[str] | None
 ) -> None:
     put(tmp_path / "a" / "1")
@@ -52,7 +52,7 @@ async def test_a_wrong_configuration_is_told_before_anything_is_loaded(
     await manager.close()
 
 
-async def test_a_wrong_configuration_beside_models_that_serve(tmp_path: Path, load: Loads) -> None:
+async def test_wrong_configuration_next_to_serving_models(tmp_path: Path, load: Loads) -> None:
     put(tmp_path / "a" / "1")
     put(tmp_path / "b" / "1")
     text = break_config(tmp_path / "b")
@@ -109,9 +109,7 @@ async def test_a_folder_whose_name_is_no_models(
     assert [message.startswith(text) for message in logged(caplog, "WARNING")] == [True]
 
 
-async def test_everything_that_is_wrong_is_told_once(
-    tmp_path: Path, load: Loads, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_every_error_is_reported_once(tmp_path: Path, load: Loads, caplog: pytest.LogCaptureFixture) -> None:
     """All but what is raised is in the log."""
     for name in ("a", "b", "c"):
         put(tmp_path / name / "1")
@@ -154,7 +152,7 @@ async def test_what_is_wrong_with_a_folder_is_readable_until_it_is_repaired(
 
 
 @pytest.mark.parametrize("all_or_nothing", [True, False])
-async def test_a_policy_that_wants_no_version_that_is_there(
+async def test_policy_without_an_existing_version(
     tmp_path: Path, load: Loads, all_or_nothing: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     for version in ("1", "2"):
@@ -245,7 +243,7 @@ async def test_a_path_that_is_wrong(
         await manager.close()
 
 
-async def test_models_that_are_named_and_not_there(tmp_path: Path, load: Loads) -> None:
+async def test_named_models_that_are_missing(tmp_path: Path, load: Loads) -> None:
     for name in ("a", "b"):
         put(tmp_path / name / "1")
     why = break_config(tmp_path / "b")

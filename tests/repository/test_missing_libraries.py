@@ -62,7 +62,7 @@ async def test_what_serves_does_not_go_for_want_of_a_library(tmp_path: Path, loa
         assert reconciler.registry.servable("m") is served
 
 
-async def test_what_somebody_asks_for_is_not_left_out(tmp_path: Path, load: Loads) -> None:
+async def test_requested_model_is_not_skipped(tmp_path: Path, load: Loads) -> None:
     missing = files(tmp_path, "m", 1, "needs torch")
     async with reconciling(Missing(load), skip_missing_dependencies=True) as reconciler:
         await settled(reconciler, missing)

@@ -256,7 +256,7 @@ def test_buckets_of_first_responses(tmp_path: Path, text: str, buckets: tuple[fl
         ("model_transaction_policy { decoupled: true }", True),
     ],
 )
-def test_decoupled_is_said_or_not(tmp_path: Path, text: str, decoupled: bool | None) -> None:
+def test_decoupled_is_set_or_not(tmp_path: Path, text: str, decoupled: bool | None) -> None:
     assert read(tmp_path, text).decoupled is decoupled
 
 
@@ -361,7 +361,7 @@ def test_no_other_field_is_passed_over(tmp_path: Path, path: str, field: str) ->
     assert [warning.split(": ")[:2] for warning in warnings] == [["config", key]]
 
 
-def test_a_field_of_lists_is_understood_where_there_are_lists(tmp_path: Path) -> None:
+def test_field_of_lists_is_supported_for_models_of_lists(tmp_path: Path) -> None:
     message = pb.ModelConfig(backend="python")
     message.input.add(name="x", data_type=pb.TYPE_FP32, dims=[-1], allow_ragged_batch=True)
     warnings: list[str] = []

@@ -210,7 +210,7 @@ def test_a_path_that_leads_out_of_the_folder(tmp_path: Path, text: str, key: str
 
 
 @pytest.mark.parametrize("name", ["missing.txt", ".", "n" * 300])
-def test_a_file_that_is_not_there(tmp_path: Path, name: str) -> None:
+def test_missing_file(tmp_path: Path, name: str) -> None:
     problem = wrong(tmp_path, _label(name))
     assert problem == f"output[0].label_filename: expected a file in {tmp_path / 'm'}, got {name!r}"
 

@@ -77,7 +77,7 @@ def test_a_cache_that_is_written_at_each_load(tmp_path: Path, name: str, before:
     assert look_often(scanning) == [*loads, "m/1", "m/1", "m/1"]
 
 
-def test_it_is_said_what_does_not_count(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_ignored_files_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     put(tmp_path / "m" / "1" / "model.py")
     cache = put(tmp_path / "m" / "1" / "cache", "of an earlier server")
@@ -185,7 +185,7 @@ def test_a_file_for_each_call(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["replaced", "emptied", "removed", "longer, of another beginning"])
-def test_data_that_somebody_changes_is_loaded_each_time(tmp_path: Path, change: str) -> None:
+def test_changed_data_is_loaded_each_time(tmp_path: Path, change: str) -> None:
     put(tmp_path / "m" / "1" / "model.py")
     weights = put(tmp_path / "m" / "1" / "weights.bin", "0" * 100)
     scanning = ScanningServer(tmp_path)

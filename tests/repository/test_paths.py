@@ -59,7 +59,7 @@ def test_what_lies_below_a_folder(tmp_path: Path) -> None:
     assert names_below(tmp_path) == at_top | linked | {"a/b", "a/b/c", "a/b/c/file"}
 
 
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_folder(tmp_path: Path) -> None:
     assert names_below(tmp_path / "gone") == set()
 
 

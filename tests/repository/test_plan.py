@@ -99,7 +99,7 @@ def test_files_that_changed(state: State | str, found: ModelFiles, *, needed: bo
     assert plan({1: version(1, state)}, {1: found}) == Plan([], found if needed else None)
 
 
-def test_what_goes_stays_until_the_files_that_are_wanted_serve() -> None:
+def test_unwanted_version_stays_until_the_wanted_files_serve() -> None:
     """Another policy and other files that came together."""
     known = {number: version(number, READY) for number in (1, 2)}
     assert plan(known, {2: files(2, stamp=5)}) == Plan([], files(2, stamp=5))
@@ -133,7 +133,7 @@ def test_what_is_tried_again(state: State | str) -> None:
         ({1: READY, 2: UNLOADING}, [1], 1, False),
     ],
 )
-def test_a_load_waits_until_there_is_room(known: Known, wanted: list[int], draining: int, *, wait: bool) -> None:
+def test_load_waits_for_room(known: Known, wanted: list[int], draining: int, *, wait: bool) -> None:
     versions = {number: version(number, state) for number, state in known.items()}
     assert plan(versions, {number: files(number) for number in wanted}, draining=draining).wait is wait
 

@@ -88,7 +88,7 @@ async def test_the_error_of_a_superseded_load_is_nobodys(tmp_path: Path, load: L
         assert state(reconciler, 1) == (State.READY, "")
 
 
-async def test_a_version_that_goes_while_it_is_loaded_again(tmp_path: Path, load: Loads) -> None:
+async def test_version_is_removed_while_it_is_reloaded(tmp_path: Path, load: Loads) -> None:
     """It goes at once; when it comes back in time, the load that runs is the one for it."""
     first, second = (files(tmp_path, "m", 1, stamp=stamp) for stamp in (1, 2))
     async with loading_again(load, first, second) as (reconciler, gate):
@@ -105,7 +105,7 @@ async def test_a_version_that_goes_while_it_is_loaded_again(tmp_path: Path, load
         assert load.closed["m/1"] == 1
 
 
-async def test_a_version_that_goes_while_it_is_loaded_again_and_stays_away(tmp_path: Path, load: Loads) -> None:
+async def test_version_stays_removed_after_its_reload(tmp_path: Path, load: Loads) -> None:
     first, second = (files(tmp_path, "m", 1, stamp=stamp) for stamp in (1, 2))
     async with loading_again(load, first, second) as (reconciler, gate):
         reconciler.want({"m": {}})
@@ -189,7 +189,7 @@ async def test_what_is_not_wanted_stays_until_what_is_wanted_serves(tmp_path: Pa
         assert state(reconciler, 2) == (State.READY, "")
 
 
-async def test_the_error_of_a_reload_goes_with_its_version(tmp_path: Path, load: Loads) -> None:
+async def test_error_of_a_reload_is_removed_with_its_version(tmp_path: Path, load: Loads) -> None:
     first, second = files(tmp_path, "m", 1, stamp=1), files(tmp_path, "m", 1, "no disk", stamp=2)
     async with reconciling(load) as reconciler:
         await settled(reconciler, first)
@@ -289,7 +289,7 @@ async def test_readiness_without_a_model(load: Loads, *, may_be_empty: bool) -> 
         assert reconciler.registry.all_ready() is may_be_empty
 
 
-async def test_a_look_that_changes_nothing_wakes_nobody(tmp_path: Path, load: Loads) -> None:
+async def test_unchanged_scan_wakes_no_waiter(tmp_path: Path, load: Loads) -> None:
     bad, good = files(tmp_path, "bad", 1, "no disk"), files(tmp_path, "good", 1)
     changes = 0
 

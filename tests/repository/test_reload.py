@@ -57,7 +57,7 @@ async def test_an_empty_list_unloads_all(tmp_path: Path, load: Loads) -> None:
         assert manager.registry.all_ready()
 
 
-async def test_a_model_comes_back_while_it_goes(tmp_path: Path, load: Loads) -> None:
+async def test_model_is_added_again_while_it_is_unloaded(tmp_path: Path, load: Loads) -> None:
     put(tmp_path / "a" / "1")
     async with managing(settings(tmp_path / "a"), load=load) as manager:
         with manager.registry.servable("a") as held:

@@ -84,7 +84,7 @@ def test_as_many_priority_levels_as_a_request_can_name(tmp_path: Path) -> None:
     ),
     default=st.integers(0, 6),
 )
-def test_any_dynamic_batching_is_taken_as_it_is_said_or_refused(
+def test_any_dynamic_batching_is_taken_as_written_or_refused(
     sizes: list[int],
     delay: int,
     levels: int,

@@ -115,7 +115,7 @@ async def versioned_model(
         await manager.close()
 
 
-async def test_a_sequence_goes_on_in_the_version_that_it_began_in(tmp_path: Path) -> None:
+async def test_sequence_stays_in_its_version(tmp_path: Path) -> None:
     async with versioned_model(tmp_path) as model:
         assert await model.send(1, 5, start=True) == V1 + 1
         await model.add(2)
@@ -134,7 +134,7 @@ async def test_a_sequence_goes_on_in_the_version_that_it_began_in(tmp_path: Path
         assert (await model.error(1, 5)).code is Code.INVALID_ARGUMENT
 
 
-async def test_a_step_of_an_ensemble_goes_on_in_the_version_that_it_began_in(tmp_path: Path) -> None:
+async def test_sequence_of_an_ensemble_step_stays_in_its_version(tmp_path: Path) -> None:
     """And another sequence begins in the new one."""
     async with versioned_model(tmp_path / "models", ensemble=True) as model:
         assert await model.send(1, 5, start=True, model="e") == V1 + 1
@@ -158,7 +158,7 @@ async def test_a_sequence_without_a_version_stays_where_it_began(tmp_path: Path)
         assert await model.send(1, 5, version="1") == V1 + 3
 
 
-async def test_a_start_goes_to_the_new_version_and_ends_the_former_sequence(tmp_path: Path) -> None:
+async def test_start_moves_a_sequence_to_the_new_version(tmp_path: Path) -> None:
     async with versioned_model(tmp_path) as model:
         assert await model.send(1, 5, start=True) == V1 + 1
         await model.add(2)

@@ -127,7 +127,7 @@ def test_a_relative_path_is_called_as_its_folder(tmp_path: Path) -> None:
     assert list(found(Path(os.path.relpath(tmp_path / "mine")))) == ["mine"]
 
 
-def test_a_path_that_goes_up_is_called_as_its_folder(tmp_path: Path) -> None:
+def test_path_with_dots_is_named_after_its_folder(tmp_path: Path) -> None:
     put(tmp_path / "mine" / "model.py", tmp_path / "mine" / "deep" / "notes.txt")
     assert list(found(tmp_path / "mine" / "deep" / "..")) == ["mine"]
 
@@ -219,7 +219,7 @@ def test_hidden_folders_plain_files_and_folders_without_models(tmp_path: Path) -
 # --- what is wrong ---
 
 
-def test_a_path_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_path(tmp_path: Path) -> None:
     put(tmp_path / "good" / "model.py")
     missing = tmp_path / "missing"
     assert error_of(tmp_path, missing) == f"{missing}: no such file or folder"
@@ -302,7 +302,7 @@ def test_one_base_path_for_two_models(tmp_path: Path) -> None:
     assert both == {name: [(1, "python", tmp_path / "1" / "model.py")] for name in ("a", "b")}
 
 
-def test_a_base_path_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_base_path(tmp_path: Path) -> None:
     put(tmp_path / "good" / "1" / "model.py")
     scan = find_models([ModelSettings("bad", tmp_path / "bad"), ModelSettings("good", tmp_path / "good")])
     assert list(scan.models) == ["good"]

@@ -272,7 +272,7 @@ def test_without_google_auth(module: str, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("variable", ["GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH"])
-def test_what_goes_before_the_file(variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_that_precede_the_file(variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use(tmp_path, FEDERATED)
     monkeypatch.setenv(variable, str(tmp_path / "none"))
     with pytest.raises(StoreError, match="Unable to open service account file"):

@@ -127,7 +127,7 @@ async def test_a_name_of_ones_own(remote: Remote) -> None:
         assert await served.value("m") == 1
 
 
-async def test_an_environment_beside_the_models(remote: Remote) -> None:
+async def test_environment_next_to_the_models(remote: Remote) -> None:
     """Triton's models may share one."""
     remote.put("r/environment/bin/python", "a program")
     remote.put("r/others/file", "of no model")
@@ -343,7 +343,7 @@ async def test_requests_to_reload_name_urls_below_those_that_are_allowed(remote:
         assert "s3://models/t/none" in await code("s3://models/t/none", "none")
 
 
-async def test_nothing_there(remote: Remote) -> None:
+async def test_empty_store(remote: Remote) -> None:
     with pytest.raises(ModelLoadError, match=r"^s3://models/none: no such file or folder$"):
         async with serving("s3://models/none"):
             pass
@@ -378,7 +378,7 @@ async def test_the_cache(remote: Remote, tmp_path: Path) -> None:
     assert remote.proxy.read == {"/models/r/a/1/value.txt": 1}
 
 
-async def test_what_is_not_used_goes_when_the_cache_is_full(remote: Remote, tmp_path: Path) -> None:
+async def test_unused_objects_are_evicted_from_a_full_cache(remote: Remote, tmp_path: Path) -> None:
     for name in ("a", "b"):
         remote.put_model(f"r/{name}/1", 1, name.encode() * 1000)
     bound = 2 * (len(SAYS) + 1) + 1500
@@ -508,7 +508,7 @@ def test_an_authority_of_ones_own(remote: Remote, tmp_path: Path, monkeypatch: p
     assert completed.returncode == 0, completed.stderr
 
 
-async def test_a_store_that_is_not_there_yet(remote: Remote, caplog: pytest.LogCaptureFixture) -> None:
+async def test_store_that_is_not_up_yet(remote: Remote, caplog: pytest.LogCaptureFixture) -> None:
     """With --wait-for-models; without, the error ends the server."""
     remote.put_model("r/a/1", 1)
     remote.proxy.answer = lambda handler: refuse(handler, 403)

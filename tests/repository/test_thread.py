@@ -18,7 +18,7 @@ async def test_a_result_and_an_error() -> None:
         await in_thread({}.popitem)
 
 
-async def test_a_result_that_nobody_waits_for() -> None:
+async def test_abandoned_result() -> None:
     begun, go, late = threading.Event(), threading.Event(), threading.Event()
     results: list[object] = []
 

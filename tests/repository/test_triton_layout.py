@@ -168,7 +168,7 @@ def test_version_folders_that_triton_ignores(tmp_path: Path, ignored: str) -> No
     ]
 
 
-def test_what_lies_beside_the_versions_does_not_count(tmp_path: Path) -> None:
+def test_other_entries_of_a_model_folder_are_ignored(tmp_path: Path) -> None:
     folder = tmp_path / "m"
     configure(folder)
     for name in ("1/model.py", "model.json", "labels.txt", "warmup/one", "configs/other.pbtxt", "README.md"):
@@ -200,7 +200,7 @@ def test_the_version_policy(tmp_path: Path, config: str, policy: VersionPolicy, 
     assert list(look.wanted["m"]) == [2, 10]
 
 
-def test_the_policy_of_a_model_that_is_refused_counts_for_nobody(tmp_path: Path) -> None:
+def test_policy_of_a_refused_model_is_ignored(tmp_path: Path) -> None:
     for version in ("1", "2"):
         put(tmp_path / "first" / "m" / version / "model.py")
     put(tmp_path / "second" / "m" / "1" / "model.py")

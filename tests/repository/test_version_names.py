@@ -65,7 +65,7 @@ def test_what_it_cannot_say(tmp_path: Path, text: str, message: str) -> None:
     assert str(caught.value).startswith(f"{tmp_path / 'versions.toml'}: {message}")
 
 
-def test_names_of_versions_that_are_not_there(tmp_path: Path) -> None:
+def test_names_of_missing_versions(tmp_path: Path) -> None:
     put(tmp_path / "m" / "1")
     put(tmp_path / "m" / "3")
     file = tmp_path / "m" / "versions.toml"

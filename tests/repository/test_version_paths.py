@@ -48,7 +48,7 @@ def test_a_model_and_one_of_its_versions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["1/other.onnx", "01/model.onnx", "latest/model.onnx"])
-def test_the_path_of_another_file_beside_a_configuration(tmp_path: Path, path: str) -> None:
+def test_path_of_another_file_next_to_a_configuration(tmp_path: Path, path: str) -> None:
     file = put(tmp_path / "m" / path)
     put(tmp_path / "m" / "1" / "model.onnx")
     put(tmp_path / "m" / "config.pbtxt", "max_batch_size: 4")

@@ -210,7 +210,7 @@ async def test_a_cancelled_warm_up() -> None:
     await served.close()
 
 
-async def test_a_warm_up_that_is_cancelled_before_every_instance_is_there() -> None:
+async def test_warm_up_is_cancelled_before_every_instance_exists() -> None:
     model = Scripted(instances=3, open_gate=False)
     model.example = number(7)
     served = servable(model)

@@ -15,7 +15,7 @@ from triglot.model.config import ALL, LATEST, VersionPolicy
 from triglot.repository.config.settings import ModelSettings
 
 
-def test_the_first_look_takes_what_is_there(tmp_path: Path) -> None:
+def test_first_scan_takes_existing_versions(tmp_path: Path) -> None:
     for version in ("1", "2", "3"):
         put(tmp_path / version / "model.py")
     for policy, wanted in ((LATEST, [3]), (VersionPolicy(latest=2), [2, 3]), (ALL, [1, 2, 3])):
@@ -112,7 +112,7 @@ def test_versions_that_go(tmp_path: Path, policy: VersionPolicy) -> None:
     assert scanning.versions() == {"m": []}
 
 
-def test_a_base_path_that_goes_away_keeps_its_versions_and_freezes_nobody(tmp_path: Path) -> None:
+def test_removed_base_path_keeps_its_versions_and_blocks_no_model(tmp_path: Path) -> None:
     put(tmp_path / "a" / "1" / "model.py")
     put(tmp_path / "b" / "1" / "model.py")
     scanning = ScanningServer(ModelSettings("a", tmp_path / "a"), ModelSettings("b", tmp_path / "b"))
@@ -140,7 +140,7 @@ def test_a_repository(tmp_path: Path) -> None:
     assert scanning.versions() == {"b": [1], "c": [1], "d": [1]}
 
 
-def test_a_repository_that_goes_away(tmp_path: Path) -> None:
+def test_removed_repository(tmp_path: Path) -> None:
     put(tmp_path / "r" / "a" / "1" / "model.py")
     put(tmp_path / "b" / "1" / "model.py")
     # Any way of writing a path is the same path.
@@ -155,7 +155,7 @@ def test_a_repository_that_goes_away(tmp_path: Path) -> None:
     assert scanning.versions() == {"b": [1, 2]}
 
 
-def test_a_model_that_moves_out_of_a_repository_that_goes_away(tmp_path: Path) -> None:
+def test_model_moves_out_of_a_removed_repository(tmp_path: Path) -> None:
     put(tmp_path / "r" / "a" / "1" / "model.py")
     put(tmp_path / "s" / "b" / "1" / "model.py")
     scanning = ScanningServer(tmp_path / "r", tmp_path / "s")
@@ -191,7 +191,7 @@ def test_a_warning_is_given_once_and_again_when_it_comes_back(
     tmp_path.with_name("gone").rename(tmp_path)
 
 
-def test_a_base_path_that_goes_while_it_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_base_path_is_removed_during_a_scan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is as one that is gone, not as one that was emptied: what serves goes on."""
     folder = tmp_path / "m"
     put(folder / "1" / "model.py")
@@ -232,9 +232,7 @@ def test_what_is_just_being_made_is_not_warned_of(tmp_path: Path, caplog: pytest
     ]
 
 
-def test_what_is_wrong_with_something_asked_for_is_told_at_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_error_of_a_requested_model_is_logged_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "empty").mkdir()
     scanning = ScanningServer(ModelSettings("m", tmp_path / "gone"), ModelSettings("n", tmp_path / "empty"))
     assert list(scanning.last.problems) == ["m", "n"]

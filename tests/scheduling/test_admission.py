@@ -162,7 +162,7 @@ async def test_a_models_own_timeout_is_no_deadline() -> None:
     await served.close()
 
 
-async def test_a_slow_reader_of_code_on_the_loop_is_told_at_its_next_look() -> None:
+async def test_slow_reader_of_code_on_the_loop_gets_an_error() -> None:
     async def infer(inputs: Inputs) -> Any:
         while True:
             yield dict(inputs)

@@ -160,7 +160,7 @@ def test_nothing_is_waited_for_while_draining() -> None:
     assert ran(form([lane], NOW, Rules(8, (4,), delay=9.0), draining=True)) == ([1, 1], "drained")
 
 
-def test_what_is_gone_is_not_there() -> None:
+def test_removed_requests_are_not_batched() -> None:
     lane = Lane(waiting=waiting(1, 1))
     for request in lane.waiting:
         request.gone = True

@@ -50,7 +50,7 @@ async def test_who_leaves_while_the_batch_runs_leaves_the_others_alone() -> None
     await site.servable.close()
 
 
-async def test_a_model_sees_when_nobody_waits_for_the_batch() -> None:
+async def test_model_sees_when_all_members_are_cancelled() -> None:
     model = Batched(DynamicBatching(max_queue_delay=FOREVER), open_gate=False, max_batch_size=2)
     site = Site(model)
     tasks = [site.ask(rows(value)) for value in (1, 2)]
@@ -78,7 +78,7 @@ async def test_a_deadline_that_passes_in_the_queue_leaves_the_others_alone() -> 
     await site.servable.close()
 
 
-async def test_a_cancelled_call_that_nobody_took_out_is_skipped() -> None:
+async def test_cancelled_call_still_queued_is_skipped() -> None:
     model = Batched(open_gate=False)
     site = Site(model)
     busy = await site.busy(model)

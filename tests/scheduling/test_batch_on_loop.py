@@ -67,7 +67,7 @@ async def test_what_comes_in_one_turn_of_the_loop_is_executed_together() -> None
     await site.servable.close()
 
 
-async def test_no_more_batches_run_at_the_same_time_than_there_are_instances() -> None:
+async def test_concurrent_batches_are_limited_by_instances() -> None:
     model = OnLoop(instances=2, max_batch_size=2, open_gate=False)
     site = Site(model)
     tasks = [site.ask(rows(at)) for at in range(9)]

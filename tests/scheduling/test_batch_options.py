@@ -128,7 +128,7 @@ async def test_inputs_of_unlike_lengths_are_padded_where_that_is_asked_for() -> 
     await site.servable.close()
 
 
-async def test_what_padding_would_blow_up_runs_apart() -> None:
+async def test_requests_with_excessive_padding_run_separately() -> None:
     model = Batched(DynamicBatching(pad_variable_lengths=True), open_gate=False)
     site = Site(model)
     busy = await site.busy(model)

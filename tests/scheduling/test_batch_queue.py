@@ -34,7 +34,7 @@ async def test_a_full_queue_refuses_at_once() -> None:
     await site.servable.close()
 
 
-async def test_whoever_gives_up_leaves_no_data_behind() -> None:
+async def test_cancelled_request_releases_its_data() -> None:
     model = Batched(open_gate=False)
     site = Site(model)
     busy = await site.busy(model)

@@ -49,7 +49,7 @@ async def test_a_batch_is_no_larger_than_it_may_be() -> None:
     await site.servable.close()
 
 
-async def test_an_idle_instance_waits_for_company_as_long_as_it_is_told_to() -> None:
+async def test_idle_instance_waits_for_the_queue_delay() -> None:
     model = Batched(DynamicBatching(max_queue_delay=FOREVER, preferred_sizes=[3]))
     site = Site(model)
     tasks = []
@@ -139,7 +139,7 @@ async def test_requests_for_the_same_outputs_are_joined() -> None:
 
 
 @pytest.mark.parametrize("own", [{}, {"top": 5}], ids=["none of its own", "one of its own"])
-async def test_parameters_of_the_protocol_keep_nobody_apart(own: dict[str, Any]) -> None:
+async def test_protocol_parameters_do_not_split_batches(own: dict[str, Any]) -> None:
     model = Batched(open_gate=False)
     site = Site(model)
     tasks = [await site.busy(model)]
@@ -166,7 +166,7 @@ async def test_requests_of_two_signatures_are_not_joined() -> None:
     await site.servable.close()
 
 
-async def test_a_lone_request_is_handed_on_untouched() -> None:
+async def test_single_request_is_passed_on_unchanged() -> None:
     model = Batched(answer=lambda inputs: {"y": inputs["x"]})
     site = Site(model)
     inputs = rows(1, 2)
@@ -268,7 +268,7 @@ async def test_nothing_is_kept_of_who_was_given_up_behind_one_that_runs() -> Non
     await site.servable.close()
 
 
-async def test_instances_are_started_when_there_are_batches_for_them() -> None:
+async def test_instances_are_started_for_waiting_batches() -> None:
     model = Batched(open_gate=False, instances=3, max_batch_size=2)
     site = Site(model)
     await until(lambda: idle(site.servable) == 1)

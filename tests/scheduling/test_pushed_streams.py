@@ -151,7 +151,7 @@ async def test_an_error_comes_after_what_was_sent() -> None:
     await served.close()
 
 
-async def test_outside_of_a_stream_nobody_listens() -> None:
+async def test_pushed_responses_outside_a_stream_are_discarded() -> None:
     served = servable(lambda inputs, call: call.respond("?"))
     assert await direct_infer(served, number(0), Call()) is False
     await served.close()
@@ -255,7 +255,7 @@ class Batched(Model):
     [lambda: Plain(endless), lambda: Plain(pushing), FromOneThread, Batched],
     ids=["generator", "respond", "one thread", "batch"],
 )
-async def test_who_reads_nothing_stalls_nobody_and_is_told(make: Callable[[], Model]) -> None:
+async def test_unread_stream_stalls_no_other_and_gets_an_error(make: Callable[[], Model]) -> None:
     served = limited(make())
     call = Call()
     stalled, other = direct_stream(served, number(0), call), direct_stream(served, number(1), Call())

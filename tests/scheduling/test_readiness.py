@@ -50,7 +50,7 @@ async def test_late_is_not_ready_and_who_asks_next_waits_for_what_still_runs(
     assert check.calls == 2
 
 
-async def test_one_who_leaves_takes_the_answer_from_nobody() -> None:
+async def test_cancelled_waiter_leaves_the_answer_to_others() -> None:
     check = Check()
     readiness = Readiness("m", check)
     leaving, staying = (asyncio.create_task(readiness.ask()) for _ in range(2))

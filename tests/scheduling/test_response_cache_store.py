@@ -135,7 +135,7 @@ def keep(model_cache: ModelCache, name: str, array: Array) -> Key:
 
 
 @pytest.mark.parametrize("count", [3, OFF_LOOP_BYTES])
-async def test_what_is_kept_is_a_copy_that_nobody_can_change(count: int) -> None:
+async def test_cached_answer_is_an_immutable_copy(count: int) -> None:
     model_cache = ResponseCache(1 << 24).for_model()
     array = np.zeros(count, np.float32)
     key = keep(model_cache, "x", array)
@@ -153,7 +153,7 @@ def cache_counts(model_cache: ModelCache) -> dict[str, float]:
     return {reading.name.removeprefix("response_cache_"): reading.value for reading in model_cache.readings()}
 
 
-async def test_the_answer_that_was_asked_for_longest_ago_goes() -> None:
+async def test_least_recently_used_answer_is_evicted() -> None:
     size = 1000 + ENTRY_BYTES
     cache = ResponseCache(3 * size)
     model_cache, other = cache.for_model(), cache.for_model()
@@ -202,7 +202,7 @@ class Uncopyable(np.ndarray[Any, Any]):
         raise MemoryError
 
 
-async def test_an_answer_is_not_kept_when_there_is_no_memory_for_it() -> None:
+async def test_answer_is_not_cached_without_memory() -> None:
     model_cache = ResponseCache(1 << 20).for_model()
     key = keep(model_cache, "x", floats(1).view(Uncopyable))
     assert model_cache.find(key) is None

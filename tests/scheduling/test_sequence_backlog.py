@@ -276,7 +276,7 @@ async def test_a_deadline_that_passed_is_found_when_it_is_its_turn() -> None:
         driver.send(4, 1)
 
 
-async def test_a_cancelled_call_that_nobody_took_back() -> None:
+async def test_cancelled_call_still_in_the_backlog() -> None:
     driver, first = full()
     first.call.cancel()
     assert not driver.run()
@@ -288,7 +288,7 @@ async def test_a_cancelled_call_that_nobody_took_back() -> None:
 # --- elsewhere ---
 
 
-async def test_a_sequence_that_begins_elsewhere_is_over() -> None:
+async def test_sequence_that_restarts_in_another_instance_has_ended() -> None:
     driver, first = full()
     driver.schedule.end(1)
     assert not driver.schedule.holds(1)

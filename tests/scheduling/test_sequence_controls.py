@@ -18,7 +18,7 @@ from triglot.model.scheduling import ControlInput, ControlKind
 @pytest.mark.parametrize("rows", [0, 2])
 @pytest.mark.parametrize("datatype", ["INT32", "FP32", "BOOL"])
 @pytest.mark.parametrize("kind", ["START", "READY", "END"])
-async def test_flags_have_the_values_that_were_said(kind: ControlKind, datatype: str, rows: int) -> None:
+async def test_flags_have_the_configured_values(kind: ControlKind, datatype: str, rows: int) -> None:
     pairs = {"INT32": (3, 7), "FP32": (-1.5, 2.25), "BOOL": (True, False)}
     false, true = pairs[datatype]
     batching = replace(LONG, controls=[ControlInput("flag", kind, datatype, false, true)])

@@ -214,7 +214,7 @@ async def test_preferred_sizes(waiting: int, taken: list[int]) -> None:
         assert len(rows_of(driver.take())) == waiting
 
 
-async def test_nothing_waits_when_all_who_could_come_are_there() -> None:
+async def test_nothing_waits_when_all_sequences_are_present() -> None:
     driver = started(oldest(max_candidate_sequences=2, max_queue_delay=3), 2)
     driver.send(1, 1)
     assert driver.take() is None

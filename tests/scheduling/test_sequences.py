@@ -80,7 +80,7 @@ async def test_ids_of_both_kinds_are_different_sequences() -> None:
     await served.close()
 
 
-async def test_all_instances_are_there_for_those_who_need_them() -> None:
+async def test_all_instances_serve_sequences_on_demand() -> None:
     inside = threading.Barrier(3)
 
     class Meeting(Summing):
@@ -128,7 +128,7 @@ async def test_a_sequence_that_has_ended_is_not_known() -> None:
     await served.close()
 
 
-async def test_a_full_queue_refuses_and_the_sequence_goes_on() -> None:
+async def test_full_queue_refuses_and_the_sequence_continues() -> None:
     gate, entered = threading.Event(), threading.Event()
 
     class Held(Summing):

@@ -35,7 +35,7 @@ async def test_blocking_code_runs_on_the_instances_threads() -> None:
     await served.close()
 
 
-async def test_instances_are_started_when_there_is_work_for_them() -> None:
+async def test_instances_are_started_for_waiting_work() -> None:
     def threads() -> int:
         return sum(thread.name.startswith("many/1#") for thread in threading.enumerate())
 
@@ -69,7 +69,7 @@ async def test_async_code_runs_on_the_loop() -> None:
     await served.close()
 
 
-async def test_a_burst_is_handed_back_with_few_wake_ups(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_burst_is_answered_with_few_wake_ups(monkeypatch: pytest.MonkeyPatch) -> None:
     rung: list[int] = []
     ring = Doorbell.ring
 
@@ -147,7 +147,7 @@ async def test_async_code_is_bounded_too() -> None:
     await served.close()
 
 
-async def test_work_that_nobody_waits_for_is_never_started() -> None:
+async def test_cancelled_work_is_never_started() -> None:
     model = Scripted(open_gate=False)
     served = servable(model, max_queue_size=2)
     running = asyncio.ensure_future(direct_infer(served, number(0), Call()))
@@ -183,7 +183,7 @@ async def test_expired_work_is_dropped_when_it_is_dequeued() -> None:
     await served.close()
 
 
-async def test_a_running_model_can_ask_whether_anybody_waits() -> None:
+async def test_running_model_can_ask_whether_its_call_is_cancelled() -> None:
     model = Scripted(open_gate=False)
     served = servable(model)
     call = Call(deadline=time.monotonic() + 100)

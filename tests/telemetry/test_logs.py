@@ -205,7 +205,7 @@ def test_a_disk_that_was_full(tmp_path: Path) -> None:
     assert re.search(r"\n\d\d:\d\d:\d\d W $", before)
 
 
-def test_standard_error_that_nobody_reads_any_more(tmp_path: Path) -> None:
+def test_standard_error_without_a_reader(tmp_path: Path) -> None:
     write_model(tmp_path / "m", FAILS.format(execution="thread"))
     server = subprocess.Popen(
         triglot_command(("serve", tmp_path / "m", *QUICK)),

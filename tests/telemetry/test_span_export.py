@@ -262,7 +262,7 @@ def test_a_collector_that_is_slow() -> None:
         assert len({span.id for span in received.spans}) == len(received.spans)
 
 
-def test_a_collector_that_is_not_there(caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_collector(caplog: pytest.LogCaptureFixture) -> None:
     port, _ = unused_ports()
     for protocol, path in (("grpc", ""), ("http/protobuf", "/v1/traces")):
         caplog.clear()

@@ -296,7 +296,7 @@ async def test_a_source_that_fails_does_not_stop_the_clock(caplog: pytest.LogCap
     assert caplog.records[0].getMessage() == "telemetry: lost the metrics of one second"
 
 
-async def test_a_log_that_cannot_be_written_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_unwritable_log_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     telemetry = Telemetry(clock=quick_clock)
     telemetry.log_file = tmp_path / "nowhere" / "grps_monitor.log"
     await run_seconds(telemetry, 3)

@@ -120,7 +120,7 @@ def test_a_part_of_a_second_is_not_finished(clock: Clock) -> None:
     assert clock.telemetry.seconds == 2
 
 
-def test_seconds_that_nobody_saw_are_empty(clock: Clock) -> None:
+def test_unobserved_seconds_are_empty(clock: Clock) -> None:
     record(clock.endpoint(), 0.001, times=5)
     clock.tick(4.0)
     assert clock.values("*qps")[-5:] == [0, 0, 0, 0, 5]

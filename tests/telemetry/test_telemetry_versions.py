@@ -51,7 +51,7 @@ class Served:
         return counts
 
 
-def test_the_last_versions_that_ended_are_told_apart() -> None:
+def test_last_ended_versions_keep_their_labels() -> None:
     served = Served()
     for version in range(1, 101):
         served.loaded = {("m", version)}
@@ -94,7 +94,7 @@ def test_a_reader_who_has_begun_counts_nothing_twice() -> None:
         assert [(kind, stats.latency.count, stats.bytes_in) for _, kind, stats in read] == before
 
 
-def test_a_version_that_comes_back_is_told_apart_again() -> None:
+def test_version_loaded_again_has_its_own_label() -> None:
     served = Served()
     for version in (1, *range(2, ENDED_KEPT + 3), 1):
         served.loaded = {("m", version)}
@@ -105,7 +105,7 @@ def test_a_version_that_comes_back_is_told_apart_again() -> None:
     assert served.telemetry.models()["m", 1].requests == 1
 
 
-def test_nothing_ends_where_nobody_knows_what_is_loaded() -> None:
+def test_no_version_ends_without_a_list_of_loaded_ones() -> None:
     served = Served()
     served.telemetry = telemetry = Telemetry(clock=lambda: served.now)
     served.grpc = telemetry.endpoint("tfserving", "GRPC", "Predict", inference=True)

@@ -164,7 +164,7 @@ async def test_calls_of_models_have_parents(tmp_path: Path, on_loop: bool) -> No
         assert traces.names(head["id"]) == ALL_STAMPS
 
 
-async def test_a_trace_tells_of_so_many_calls_at_most(tmp_path: Path) -> None:
+async def test_calls_of_a_trace_are_limited(tmp_path: Path) -> None:
     async def many(inputs: Arrays, call: triglot.Call) -> Any:
         answers = await asyncio.gather(*(call.infer("twice", {"x": inputs["x"]}) for _ in range(MAX_STEPS + 10)))
         return {"y": answers[-1]["y"]}

@@ -82,7 +82,7 @@ async def test_the_file_of_an_earlier_server_is_replaced(tmp_path: Path) -> None
         assert len(Traces(file).heads) == count
 
 
-async def test_a_folder_that_is_gone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_removed_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     async with served(folder / "t", one_model(), trace_log_frequency=1) as client:
@@ -96,7 +96,7 @@ async def test_a_folder_that_is_gone(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert len(Traces(folder / "t.3").heads) == 1
 
 
-async def test_a_folder_that_was_never_there(tmp_path: Path) -> None:
+async def test_folder_that_never_existed(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"trace_file: expected a file path in an existing folder, got .*/t"):
         async with served(tmp_path / "nowhere" / "t", one_model()):
             raise AssertionError("it has started")
@@ -143,7 +143,7 @@ def test_a_disk_that_is_full(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     assert [path.name for path in tmp_path.iterdir()] == ["t"]
 
 
-def test_a_file_that_somebody_takes_away(tmp_path: Path) -> None:
+def test_removed_file(tmp_path: Path) -> None:
     traces = TraceFile(tmp_path / "t")
     for number in range(2):
         traces.write(None, 1, partial(records, number), last=False)

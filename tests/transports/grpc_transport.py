@@ -88,7 +88,7 @@ NOT_OVER_AIO = (
         )
     ),
     # They load and unload without a transport.
-    "tests/transports/test_raised_by_models.py::test_what_a_load_raises_is_said_and_the_next_one_loads",
+    "tests/transports/test_raised_by_models.py::test_exception_of_a_load_is_reported_and_the_next_model_loads",
     "tests/transports/test_raised_by_models.py::test_what_a_close_raises_ends_nothing",
     # The same calls go to Python models, and the transports do not know who answers.
     "tests/cases/test_tfserving_cases.py::test_saved_models",

@@ -119,7 +119,7 @@ async def test_an_http_body_that_is_wrong(body: object, text: str) -> None:
 @pytest.mark.parametrize(
     "body", [{}, {"signature_name": "serving_default"}, {"inputs": [[4]]}, {"instance": [[4]]}]
 )
-async def test_instances_are_asked_for_where_there_are_none(body: dict[str, Any]) -> None:
+async def test_missing_instances_are_an_error(body: dict[str, Any]) -> None:
     got = ", got 'inputs'" if "inputs" in body else ""
     async with live({"m": Next()}) as server:
         text = f"Invalid inputs: Missing 'instances' key{got} (Error code: 1)"

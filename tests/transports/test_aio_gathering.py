@@ -65,7 +65,7 @@ async def test_calls_that_come_singly_soon_wait_no_more() -> None:
     assert calls.join() is not None
 
 
-async def test_a_cancelled_call_keeps_nobody_waiting() -> None:
+async def test_cancelled_call_delays_no_other() -> None:
     calls = Gathering()
     first, *others = joined(calls, MIN_CALLS)
     first.cancel()

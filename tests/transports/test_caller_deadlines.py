@@ -89,7 +89,7 @@ async def test_a_deadline_reaches_the_queue_and_the_model() -> None:
         assert model.started == [0, 2]
 
 
-async def test_a_full_queue_tells_when_to_come_again() -> None:
+async def test_full_queue_says_when_to_retry() -> None:
     model = Scripted(open_gate=False)
     async with live({"scripted": model}, max_queue_size=1) as server:
         calls = [asyncio.ensure_future(grpc_call(server, 0))]

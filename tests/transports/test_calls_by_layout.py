@@ -41,7 +41,7 @@ from waiting import until
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("model", MODELS)
-async def test_whatever_the_model_does_is_told_and_counted_alike(model: str, protocol: str) -> None:
+async def test_every_outcome_is_reported_and_counted_alike(model: str, protocol: str) -> None:
     async def calls(client: Client) -> list[Any]:
         return [await client.ask(protocol, model, array(kind)) for kind in KINDS]
 
@@ -58,7 +58,7 @@ async def test_the_outputs_that_are_asked_for(protocol: str) -> None:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_what_is_wrong_with_a_request_is_told_each_time(protocol: str) -> None:
+async def test_error_of_a_request_is_reported_each_time(protocol: str) -> None:
     async def calls(client: Client) -> list[Any]:
         wrong = [np.zeros((1, COLUMNS + 1), np.float32), np.zeros((5, COLUMNS), np.float32)]
         asked = [("batched", request) for request in wrong] + [("nobody", array(0))]
@@ -67,7 +67,7 @@ async def test_what_is_wrong_with_a_request_is_told_each_time(protocol: str) -> 
     await alike(lambda: {"batched": Batched()}, calls)
 
 
-async def test_a_version_comes_and_goes() -> None:
+async def test_version_is_added_and_removed() -> None:
     async def calls(client: Client) -> list[Any]:
         manager, found = client.served.server.manager, []
         for _ in range(3):

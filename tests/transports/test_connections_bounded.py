@@ -272,7 +272,7 @@ async def test_ages_are_spread() -> None:
 
 
 @both
-async def test_a_silent_client_is_asked_whether_it_is_there(transport: str) -> None:
+async def test_silent_client_is_pinged(transport: str) -> None:
     async with opened(transport, keepalive_time=1.0, keepalive_timeout=2.0) as (_, port):
         client = await connected(port)
         first = await client.next(frames.PING)

@@ -191,7 +191,7 @@ async def test_a_deadline_reaches_the_handler(here: Here) -> None:
     await asyncio.wait_for(here.rows.cancelled.wait(), SECONDS)
 
 
-async def test_what_was_sent_beside_the_request(here: Here) -> None:
+async def test_metadata_of_a_request(here: Here) -> None:
     sent = (
         ("a", "1"),
         ("a", "2"),

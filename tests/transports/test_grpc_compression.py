@@ -83,7 +83,7 @@ async def test_a_client_that_does_not(transport: str, accepts: str | None) -> No
 
 
 @both
-async def test_a_server_that_is_not_told_to(transport: str) -> None:
+async def test_server_without_compression(transport: str) -> None:
     async with opened(transport, grpc_compression="none") as (_, port):
         assert await asked(port, "Echo", message(TEXT), "identity,deflate,gzip") == ("", [(0, TEXT)])
 

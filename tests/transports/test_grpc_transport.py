@@ -26,7 +26,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_missing_library_is_told_before_models_are_loaded() -> None:
+def test_missing_library_is_reported_before_models_are_loaded() -> None:
     completed = run("--grpc-port", "0", "--rest-port", "0", "--event-loop", "uvloop")
     assert completed.returncode == 2
     assert "event_loop uvloop: it is not installed; run: pip install uvloop" in completed.stderr

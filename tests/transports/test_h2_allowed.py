@@ -200,7 +200,7 @@ def test_a_long_block_leaves_in_several_frames() -> None:
     assert got == [(1, 1, 16_384), (9, 0, 16_384), (9, 4, 7232)]
 
 
-def test_a_request_that_is_there_is_one_event() -> None:
+def test_complete_request_is_one_event() -> None:
     server = connection(stream_window=20)
     events = server.feed(greeting() + b"".join(request(number, b"body") for number in (1, 3, 5)))
     assert [(event.stream, event.body) for event in events if isinstance(event, CompleteRequest)] == [

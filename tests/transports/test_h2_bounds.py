@@ -80,7 +80,7 @@ async def test_calls_of_a_client_that_does_not_read() -> None:
         await client.close()
 
 
-async def test_answers_of_rest_that_nobody_reads() -> None:
+async def test_unread_rest_responses() -> None:
     async with server(**ONE) as here:
         h2 = here._grpc
         assert isinstance(h2, H2Server)

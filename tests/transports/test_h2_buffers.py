@@ -38,7 +38,7 @@ def array(kept: memoryview) -> NDArray[Any]:
     return array_over(kept[: len(kept) // 4 * 4], np.dtype("<f4"), (len(kept) // 4,))
 
 
-def test_memory_is_used_again_when_nobody_refers_to_it() -> None:
+def test_unreferenced_memory_is_reused() -> None:
     pool = BufferPool()
     room, kept = pool.take(SIZE, SIZE)
     first = address(room)
@@ -99,7 +99,7 @@ def test_the_last_reference_may_go_on_any_thread_and_in_the_garbage_collector() 
     assert pool.kept >= 8 * SIZE
 
 
-def test_what_is_kept_is_bounded_and_what_was_not_asked_for_goes_first() -> None:
+def test_kept_blocks_are_bounded_and_unused_sizes_are_freed_first() -> None:
     pool = BufferPool(max_kept=5 * SIZE)
     large = pool.take(4 * SIZE, 4 * SIZE)[1]
     small = [pool.take(SIZE, SIZE)[1] for _ in range(4)]
@@ -231,7 +231,7 @@ def test_most_of_a_large_message_is_received_in_its_place_whatever_the_frames() 
     assert receiver.placed >= SIZE - READ_BYTES
 
 
-def test_a_reader_that_is_gone_gives_its_memory_back() -> None:
+def test_closed_reader_releases_its_memory() -> None:
     receiver = Receiver()
     receiver.feed(greeting() + receiver.begin(1) + frame(frames.DATA, 0, 1, message(b"x", size=SIZE)), 10**6)
     assert receiver.pool.lent == 1
@@ -240,7 +240,7 @@ def test_a_reader_that_is_gone_gives_its_memory_back() -> None:
     assert receiver.pool.lent == 0
 
 
-def test_what_is_read_after_a_reset_goes_nowhere() -> None:
+def test_bytes_after_a_reset_are_discarded() -> None:
     """A socket that has nothing after all asks for the buffer again; its stream may be over by then."""
     receiver = Receiver()
     receiver.feed(greeting() + receiver.begin(1), SIZE)
@@ -283,7 +283,7 @@ def test_much_is_read_at_once_only_while_bodies_come_in_small_frames() -> None:
     assert len(server.get_buffer()) == READ_BYTES
 
 
-def test_a_connection_keeps_nothing_of_what_it_has_told() -> None:
+def test_connection_keeps_nothing_of_its_events() -> None:
     server = Receiver().connection
     server.feed(greeting() + Receiver().begin(1))
     sent = frame(frames.DATA, 0, 1, b"a part")

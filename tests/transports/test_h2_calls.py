@@ -214,7 +214,7 @@ async def test_compressed_requests_of_grpc(compression: grpc.Compression) -> Non
 
 
 @pytest.mark.parametrize(("length", "wrong"), [("6", False), ("7", True), ("x", True)])
-async def test_a_length_that_is_said_is_kept(length: str, wrong: bool) -> None:
+async def test_declared_length_is_enforced(length: str, wrong: bool) -> None:
     async with served() as here:
         client = await greeted(here)
         await client.send(client.headers(1, "Echo", ("content-length", length)), data(1, message(b"1")))
@@ -281,7 +281,7 @@ async def test_refused_streams_end_in_any_way() -> None:
 
 
 @pytest.mark.parametrize("half_closed", [True, False])
-async def test_a_refused_stream_tells_grpcs_own_client_the_status(half_closed: bool) -> None:
+async def test_stock_client_gets_the_status_of_a_refused_stream(half_closed: bool) -> None:
     """It tells its caller INTERNAL in place of a status that comes while it writes."""
     async with served() as here, here.channel() as channel:
         call = channel.stream_stream("/no/such")

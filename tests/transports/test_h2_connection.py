@@ -159,9 +159,7 @@ def test_bodies_come_and_go(bodies: list[bytes], sizes: list[int], padding: int)
     st.booleans(),
     st.integers(1, 3),
 )
-def test_requests_that_are_there_as_a_whole(
-    bodies: list[bytes], sizes: list[int], heads_first: bool, frames_each: int
-) -> None:
+def test_complete_requests(bodies: list[bytes], sizes: list[int], heads_first: bool, frames_each: int) -> None:
     pair = Pair(sizes)
     pair.run()
     streams = {}

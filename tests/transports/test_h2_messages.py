@@ -57,7 +57,7 @@ def test_any_cutting(sizes: list[tuple[int, int]], cuts: list[int]) -> None:
     ]
 
 
-def test_a_large_message_is_a_view_that_nobody_writes_to() -> None:
+def test_large_message_is_a_read_only_view() -> None:
     reader = MessageReader(200_000, BufferPool().take)
     read(reader, message(bytes(100_000)), [1000])
     (received,) = reader.messages

@@ -86,7 +86,7 @@ async def test_a_body_in_parts(length: bool, size: int) -> None:
         assert (head[":status"], json.loads(body)["outputs"][0]["data"]) == ("200", [42])
 
 
-async def test_many_at_a_time_beside_grpc() -> None:
+async def test_many_rest_calls_during_grpc_calls() -> None:
     async with server(**ONE) as here, client_of(here.grpc_port) as client:
         flags = frames.END_HEADERS | frames.END_STREAM
         for stream in range(1, 41, 2):

@@ -18,7 +18,7 @@ from triglot.transports.http2.core import frames
 from triglot.transports.http2.server import H2Server
 
 
-async def test_the_end_is_told_in_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_goaway_is_sent_in_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("triglot.transports.http2.protocol.LAST_STREAM_SECONDS", SECONDS)
     async with served() as here:
         client = await greeted(here)
@@ -52,7 +52,7 @@ async def test_streams_end_when_the_server_stops() -> None:
         await asyncio.wait_for(stopping, SECONDS)
 
 
-async def test_calls_that_outlast_the_grace_period_are_told() -> None:
+async def test_calls_that_outlast_the_grace_period_get_a_status() -> None:
     async with served(grace=0.1) as here:
         client = await greeted(here)
         await client.send(client.headers(1, "Held"), data(1, message(b"1")))
@@ -82,7 +82,7 @@ async def test_localhost_is_one_port_on_every_address() -> None:
                 client.connect(address)
 
 
-async def test_a_unix_socket_comes_and_goes(tmp_path: Path) -> None:
+async def test_unix_socket_is_created_and_removed(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     async with (
         served(grpc_socket=str(path)),

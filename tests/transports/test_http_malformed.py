@@ -36,7 +36,7 @@ async def server() -> AsyncIterator[Live]:
 
 @pytest.mark.parametrize("name", MALFORMED)
 @pytest.mark.parametrize("port", ["rest", "grpc"])
-async def test_it_is_told_as_json(server: Live, port: str, name: str) -> None:
+async def test_error_is_json(server: Live, port: str, name: str) -> None:
     head, named = MALFORMED[name]
     reader, writer = await asyncio.open_connection(
         "127.0.0.1", server.server.rest_port if port == "rest" else server.server.grpc_port

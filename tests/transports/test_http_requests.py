@@ -135,7 +135,7 @@ async def test_more_paths_than_are_remembered(server: Live) -> None:
         assert (await client.ask("GET", "/v2/models/same")).status == 200
 
 
-async def test_a_client_that_waits_is_told_to_go_on(server: Live) -> None:
+async def test_waiting_client_gets_100_continue(server: Live) -> None:
     async with await wire(server) as client:
         for _ in range(2):
             client.send("POST", PATH, b"", sized(TINY), "Expect: 100-Continue")

@@ -72,7 +72,7 @@ def predict(server: Live, query: str = "streaming=true") -> Any:
     return server.session.post(url, json=BODY, headers=JSON)
 
 
-async def test_the_head_comes_before_the_first_answer_and_each_answer_when_it_is_there() -> None:
+async def test_head_and_each_response_are_sent_at_once() -> None:
     model = Steps(3)
     async with live({"steps": model}) as server, predict(server) as response:
         assert (response.status, response.headers["Content-Type"]) == (200, "application/octet-stream")

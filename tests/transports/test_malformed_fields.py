@@ -191,7 +191,7 @@ async def test_hosts_that_differ(ask: Ask, authority: str, hosts: list[str], sta
 
 
 @pytest.mark.parametrize("name", ["content-type", "content-length", "user-agent"])
-async def test_fields_that_may_be_there_once(ask: Ask, name: str) -> None:
+async def test_fields_that_may_occur_once(ask: Ask, name: str) -> None:
     value = str(len(BODY)) if name == "content-length" else "application/json"
     status, body = await ask("POST", INFER, BODY, *[(name, value)] * 2)
     assert status == 400

@@ -78,7 +78,7 @@ async def serving(folder: Path, **options: Any) -> AsyncIterator[Here]:
         *("own/a2", "own/none", ".", "own/a/link/../foreign", "own/a\0", "/", "/etc"),
     ],
 )
-async def test_what_lies_elsewhere_is_refused_and_changes_nothing(tmp_path: Path, path: str) -> None:
+async def test_file_outside_the_repository_is_refused_and_changes_nothing(tmp_path: Path, path: str) -> None:
     async with serving(tmp_path) as here:
         asked = tmp_path / path
         code, text = await here.reload({"new": asked, "a": tmp_path / "own" / "a"})

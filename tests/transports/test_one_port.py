@@ -78,7 +78,7 @@ async def test_one_port_serves_all_with_tls(folder: Path) -> None:
 
 
 @on_each_loop
-async def test_a_port_of_its_own_beside_it(folder: Path) -> None:
+async def test_rest_port_besides_the_shared_one(folder: Path) -> None:
     async with server(grpc_transport="h2") as here:
         assert here.rest_port != here.grpc_port
         assert await rest(here.rest_port) == [42]
@@ -217,7 +217,7 @@ async def test_running_calls_of_both_kinds_are_answered(folder: Path) -> None:
             await asyncio.wait_for(stopping, SECONDS)
 
 
-async def test_who_has_said_nothing_does_not_hold_the_server_up() -> None:
+async def test_silent_connection_does_not_delay_the_stop() -> None:
     async with server(**ONE, grace=SECONDS) as here:
         reader, writer = await asyncio.open_connection(HOST, here.grpc_port)
         async with insecure(here.grpc_port) as channel:

@@ -201,7 +201,7 @@ async def test_every_interface_lets_it_be_omitted(server: Live, ask: Ask) -> Non
 
 
 @pytest.mark.parametrize("ask", INTERFACES, ids=lambda function: function.__name__)
-async def test_an_ensemble_hands_on_what_there_is(server: Live, ask: Ask) -> None:
+async def test_ensemble_passes_on_the_present_inputs(server: Live, ask: Ask) -> None:
     assert await ask(server, "chain", {"x": [1, 2], "bias": [10, 20]}) == [111, 122]
     assert await ask(server, "chain", {"x": [1, 2]}) == [201, 202]
 

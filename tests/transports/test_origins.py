@@ -141,7 +141,7 @@ async def test_others_do_as_before(tmp_path: Path, version: str, own: bool) -> N
         assert state["/v2/models/half/ready"][0] != 200
 
 
-async def test_a_stock_client_goes_offline_by_get_and_a_browser_does_not(here: ChangingServer) -> None:
+async def test_stock_client_may_change_state_by_get_and_a_browser_may_not(here: ChangingServer) -> None:
     before = await here.state()
     for headers in (
         {
@@ -300,7 +300,7 @@ async def test_an_answer_to_what_is_no_http_says_as_little(here: ChangingServer)
     assert "python" not in head
 
 
-async def test_the_page_is_framed_by_nobody_and_runs_only_its_own_script(here: ChangingServer) -> None:
+async def test_page_may_not_be_framed_and_runs_only_its_own_script(here: ChangingServer) -> None:
     for path in ("/", "/grps/v1/monitor/metrics"):
         async with here.session.get(here.url + path, headers={"accept": "text/html"}) as page:
             headers = page.headers

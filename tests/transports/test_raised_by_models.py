@@ -212,7 +212,7 @@ def hooked(infer: str, hook: str = "", error: str = "") -> str:
 @pytest.mark.parametrize("name", RAISED)
 @pytest.mark.parametrize("hook", [*HOOKS, "a warm-up"])
 @pytest.mark.parametrize("infer", INFERS)
-async def test_what_a_load_raises_is_said_and_the_next_one_loads(
+async def test_exception_of_a_load_is_reported_and_the_next_model_loads(
     tmp_path: Path, infer: str, hook: str, name: str
 ) -> None:
     error = RAISED[name]

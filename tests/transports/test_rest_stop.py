@@ -53,7 +53,7 @@ async def is_taken(server: Live) -> bool:
 
 
 @pytest.mark.parametrize("grace", [0, 0.1])
-async def test_a_call_that_outlives_the_grace_period_is_told_so(grace: float) -> None:
+async def test_call_that_outlives_the_grace_period_gets_an_error(grace: float) -> None:
     model = Scripted(open_gate=False)
     async with live({"scripted": model}, grace=grace) as server:
         running = asyncio.ensure_future(infer(server))

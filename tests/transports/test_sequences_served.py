@@ -114,7 +114,7 @@ async def test_a_decoupled_model_has_sequences_on_a_stream() -> None:
         assert [value(answer.infer_response) for answer in answers] == [1, 1, 3, 3, 6, 6, 10, 10]
 
 
-async def test_an_id_that_is_no_text_harms_nobody() -> None:
+async def test_invalid_id_harms_no_other_request() -> None:
     """A lone half of a surrogate pair, as JSON can write it, beside a sequence that waits for the same batch."""
     ids = replace(LONG, controls=[*LONG.controls[:3], ControlInput("id", "CORRID", "BYTES")])
     strategy = OldestStrategy(max_queue_delay=HOUR, preferred_sizes=[2])

@@ -85,7 +85,7 @@ async def test_a_models_call_knows_the_streams_metadata() -> None:
     assert model.calls[0].request_id == "a"
 
 
-async def test_a_failed_request_is_answered_in_band_and_the_stream_goes_on() -> None:
+async def test_failed_request_is_answered_in_band_and_the_stream_continues() -> None:
     def infer(inputs: Inputs) -> Any:
         raise InvalidArgument("not today")
 

@@ -95,7 +95,7 @@ async def full(here: Live, first: Upload, others: list[Upload], stack: AsyncExit
 
 
 @both
-async def test_bodies_wait_in_their_clients_until_there_is_room(kind: Make) -> None:
+async def test_bodies_wait_in_their_clients_for_room(kind: Make) -> None:
     async with served() as here, AsyncExitStack() as stack:
         first, *others = await begun(kind, here, stack, 6)
         await full(here, first, others, stack)
@@ -150,7 +150,7 @@ async def test_who_gives_up_leaves_room(kind: Make) -> None:
 
 
 @both
-async def test_nobody_waits_for_ever(kind: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_request_waits_for_ever(kind: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_room, "MAX_WAIT_SECONDS", 0.2)  # As above.
     async with served() as here, AsyncExitStack() as stack:
         first, second = await begun(kind, here, stack, 2)

@@ -132,7 +132,7 @@ async def test_no_request_changes_a_default(channel: grpc.aio.Channel) -> None:
         assert list(reply.outputs["y"].float_val) == [6]
 
 
-async def test_many_strings_are_read_beside_the_loop(
+async def test_many_strings_are_read_off_the_loop(
     server: Live, channel: grpc.aio.Channel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, go_on, read = threading.Event(), threading.Event(), tensor._string_elements

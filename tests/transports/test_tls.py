@@ -57,7 +57,7 @@ async def test_nothing_is_served_without(transport: str, authority: Authority) -
 
 
 @both
-async def test_a_client_that_trusts_somebody_else(
+async def test_client_that_trusts_another_authority(
     transport: str, authority: Authority, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     other = Authority(tmp_path_factory.mktemp("other"))
@@ -260,7 +260,7 @@ async def test_who_offers_http2_speaks_it(authority: Authority) -> None:
 
 
 @pytest.mark.parametrize("offered", [(), ("http/1.1",), ("grpc-exp",)])
-async def test_where_there_is_only_grpc_others_are_refused(offered: tuple[str, ...], authority: Authority) -> None:
+async def test_grpc_only_port_refuses_other_protocols(offered: tuple[str, ...], authority: Authority) -> None:
     config = Config(grpc_port=0, rest_port=-1, grpc_transport="h2", **authority.server())  # type: ignore[arg-type]  # Texts.
     here = H2Server([Rows().service()], config, Telemetry())
     port = await here.start()
@@ -298,7 +298,7 @@ def wrong(options: dict[str, str]) -> str:
 
 
 @pytest.mark.parametrize("name", ["tls_certificate", "tls_key", "tls_client_ca"])
-def test_a_file_that_is_not_there_or_no_pem(name: str, authority: Authority, tmp_path: Path) -> None:
+def test_missing_or_invalid_pem_file(name: str, authority: Authority, tmp_path: Path) -> None:
     options = authority.server(mutual=True)
     missing = tmp_path / "none"
     assert wrong(options | {name: str(missing)}) == f"{name}: cannot read {missing}: No such file or directory"

@@ -188,7 +188,7 @@ async def test_an_error_has_googles_form(
         ("DELETE", f"v1/{LOCATION}/models/sums"),
     ],
 )
-async def test_what_is_not_served_is_said_in_googles_form(verb: str, target: str) -> None:
+async def test_unserved_operations_are_refused_in_googles_format(verb: str, target: str) -> None:
     async with served() as server:
         code, answer = await ask(server, target, {}, verb)
     assert (code, answer["error"]["code"], answer["error"]["status"]) == (404, 404, "NOT_FOUND")

@@ -25,7 +25,7 @@ def test_a_server_in_a_program_is_one_process(tmp_path: Path) -> None:
         triglot.Server([tmp_path], triglot.Config(workers=2))
 
 
-def test_whoever_has_sequences_is_told_that_workers_do_not_share_them(tmp_path: Path) -> None:
+def test_sequences_with_workers_are_warned_of(tmp_path: Path) -> None:
     (tmp_path / "simple_sequence").symlink_to(MODELS / "simple_sequence")
     with Workers(tmp_path, "--allow-symlinks") as workers:
         logged = workers.stderr.text()

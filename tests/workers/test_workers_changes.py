@@ -23,7 +23,7 @@ EXPLICIT = ("--model-control-mode", "explicit", "--load-model", "who")
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_models_are_loaded_and_unloaded_everywhere(tmp_path: Path, transport: str) -> None:
+def test_models_are_loaded_and_unloaded_in_every_worker(tmp_path: Path, transport: str) -> None:
     write_model(tmp_path / "one")
     with Workers(tmp_path, *EXPLICIT, "--grpc-transport", transport) as workers:
         first, second = workers.pids()

@@ -50,7 +50,7 @@ def statistics(channel: grpc.Channel) -> Any:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_all_workers_tell_the_same_sums(tmp_path: Path, transport: str) -> None:
+def test_all_workers_report_the_same_sums(tmp_path: Path, transport: str) -> None:
     options = ("--grpc-transport", transport, "--monitoring-path", "/tf")
     with Workers(tmp_path, *options) as workers:
         total = call_each(workers, 30, 20)
@@ -136,7 +136,7 @@ def test_series_and_names_of_the_page(tmp_path: Path) -> None:
         assert workers.get("/grps/v1/monitor/series?name=nothing") == "key not found"
 
 
-def test_any_worker_tells_the_page_of_a_model(tmp_path: Path) -> None:
+def test_any_worker_serves_the_page_of_a_model(tmp_path: Path) -> None:
     with Workers(tmp_path) as workers:
         rest = Rest(workers.rest_port)
         for _ in range(10):  # Connections go to either.
@@ -146,7 +146,7 @@ def test_any_worker_tells_the_page_of_a_model(tmp_path: Path) -> None:
             assert (status, document["server"]["grpc_port"]) == (200, workers.grpc_port)
 
 
-def test_histograms_are_added_and_summaries_are_told_apart(tmp_path: Path) -> None:
+def test_histograms_are_added_and_summaries_are_per_worker(tmp_path: Path) -> None:
     settings = "histogram_latencies=true,summary_latencies=true"
     with Workers(tmp_path, "--metrics-config", settings) as workers:
         total = call_each(workers, 3, 2)

@@ -98,7 +98,7 @@ def test_of_families_of_one_name_and_two_kinds_the_first_is_taken() -> None:
     assert samples(merged_pages([(1, first), (2, other)])) == {"x_total": 2}
 
 
-def test_only_what_grows_is_kept_of_workers_that_are_gone() -> None:
+def test_only_counters_are_kept_of_ended_workers() -> None:
     past = RetiredCounters()
     assert past.total(METRICS) is None
     for value in (2, 3):

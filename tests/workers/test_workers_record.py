@@ -87,7 +87,7 @@ def test_what_is_kept_leads_to_the_same_state(changes: list[Made], seen: int) ->
 
 
 @given(st.lists(CHANGES, max_size=200))
-def test_no_more_is_kept_than_there_are_things_to_change(changes: list[Made]) -> None:
+def test_record_is_bounded_by_what_can_change(changes: list[Made]) -> None:
     record = Record()
     for name, arguments in changes:
         record.note(name, arguments)

@@ -33,7 +33,7 @@ def test_the_server_ends_without_its_answer(tmp_path: Path) -> None:
         assert f"worker 1 (pid {pids[0]}) did not exit within" in workers.stderr.text()
 
 
-def test_it_is_replaced_when_nobody_asks_for_it(tmp_path: Path) -> None:
+def test_stalled_worker_is_replaced_without_a_request(tmp_path: Path) -> None:
     with Workers(tmp_path, "--worker-timeout", "1") as workers:
         pids = workers.pids()
         stand_still(pids[0])

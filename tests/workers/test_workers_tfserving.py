@@ -47,7 +47,7 @@ def reload(channel: grpc.Channel, **models: Path) -> Any:
     return rpc(channel, method, management_pb2.ReloadConfigResponse)(request, timeout=SECONDS)
 
 
-def test_a_list_of_models_is_replaced_everywhere_and_for_workers_that_come_later(tmp_path: Path) -> None:
+def test_list_of_models_is_replaced_in_every_worker_and_later_ones(tmp_path: Path) -> None:
     who, old, new = (tmp_path / name for name in ("who", "old", "new"))
     write_model(who / "1", WHO)
     write_model(old / "1")

@@ -230,7 +230,7 @@ async def check_one_tensor_under_several_names(subject):
     assert infer(model, "echo", x=floats(3))["same"].tolist() == [3]
 
 
-async def check_a_device_that_is_not_there(subject):
+async def check_a_missing_device(subject):
     def build():
         x = v1.placeholder(tf.float32, name="x")
         with tf.device("/device:GPU:7"):
@@ -301,7 +301,7 @@ async def check_an_error_keeps_its_code(subject):
     refused(model, Code.FAILED_PRECONDITION, text, signature_name="multiply", x=floats(1))
 
 
-async def check_a_signature_whose_tensor_is_not_there(subject):
+async def check_a_signature_with_a_missing_tensor(subject):
     """It spoils neither the model nor the other signatures, as in TensorFlow Serving."""
 
     def build():

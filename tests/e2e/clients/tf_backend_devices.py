@@ -107,7 +107,7 @@ async def check_each_instance_keeps_to_its_device(subject):
     assert on_threads(3, count) == [[5, 6], [7, 8], [3, 4]]
 
 
-async def check_a_gpu_that_is_not_there(subject):
+async def check_a_missing_gpu(subject):
     groups = InstanceGroup("CPU"), InstanceGroup("GPU", gpus=[GPUS])
     with checks.Raises(ModelLoadError) as caught:
         load(subject.version("half_plus_two"), *groups)

@@ -267,7 +267,7 @@ async def check_a_model_that_is_not_for_serving(subject):
     assert infer(model, x=floats(1, 2))["y"].tolist() == [1, 2]
 
 
-async def check_an_operation_that_nobody_knows(subject):
+async def check_an_unknown_operation(subject):
     folder = broken(subject, "unknown_op", "float_identity")
 
     def rename(graph):

@@ -111,7 +111,7 @@ async def models():
 # --- the converter ---
 
 
-async def check_tensors_there_and_back(subject):
+async def check_tensors_round_trip(subject):
     for dtype in ("u1", "i1", "i2", "i4", "i8", "f2", "f4", "f8"):
         for array in (np.array(3, dtype), np.arange(6, dtype=dtype).reshape(2, 3)):
             tensors = CONVERTER.preprocess(message(x=array), GrpsContext())

@@ -316,7 +316,7 @@ async def check_a_model_that_cannot_be_loaded(subject):
         assert await y_of(other, name) == ([3.5], 2)
 
 
-async def check_a_model_whose_folder_is_not_there(subject):
+async def check_a_model_with_a_missing_folder(subject):
     other, name = subject.other, new_name()
     await reload(other, two(subject))
     code, text = await failure(reload(other, two(subject), model_config(name, subject.folder / "nowhere")))

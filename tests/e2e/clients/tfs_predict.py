@@ -214,7 +214,7 @@ async def check_fields_that_change_nothing(subject):
 # --- errors ---
 
 
-async def check_models_that_are_not_there(subject):
+async def check_missing_models(subject):
     for model, code, text in (
         ("absent", Code.NOT_FOUND, "Servable not found for request: Latest(absent)"),
         (("absent", 7), Code.NOT_FOUND, "Servable not found for request: Specific(absent, 7)"),
@@ -275,7 +275,7 @@ async def check_tensors_that_cannot_be_read(subject):
         await refused(subject.predict("half_plus_two", x=bad), Code.INVALID_ARGUMENT, "tensor parsing error: x")
 
 
-async def check_a_signature_that_is_not_there(subject):
+async def check_a_missing_signature(subject):
     for name, text in (
         ("nope", 'Serving signature key "nope" not found.'),
         # Texts are cut.

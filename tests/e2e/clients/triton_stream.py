@@ -51,7 +51,7 @@ async def check_requests_are_answered_in_order_and_stop_returns(address):
     assert all(final(result) for result, _ in answers)
 
 
-async def check_an_error_is_one_callback_and_the_stream_goes_on(address):
+async def check_an_error_is_one_callback_and_the_stream_continues(address):
     def send(client):
         client.async_stream_infer("no_such_model", floats(1), request_id="a")
         client.async_stream_infer("half_plus_two", floats(2), request_id="b")
