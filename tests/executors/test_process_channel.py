@@ -13,7 +13,7 @@ import pytest
 from reporting_models import ON_LOOP, PLAIN, reporting
 
 from triglot.executors.remote import channel, child
-from triglot.executors.remote.channel import Channel, Gone, Mailbox
+from triglot.executors.remote.channel import Channel, Mailbox, PeerClosed
 from triglot.executors.remote.frames import Kind
 from triglot.platform.cpus import usable_cpus
 
@@ -105,7 +105,7 @@ def test_peer_closes_while_it_is_waited_for(
     yields = Yields(monkeypatch, LONG)
     ask(local, other, 1)
     yields.then = other.close
-    with pytest.raises(Gone, match="closed"):
+    with pytest.raises(PeerClosed, match="closed"):
         local.receive()
     assert yields.count == 1
 
@@ -145,8 +145,8 @@ def test_frames_that_wait_are_dropped_with_the_other_side(ends: tuple[Channel, C
     other.socket.shutdown(socket.SHUT_RDWR)
     local.send(Kind.CALL, box=boxes[0])
     with ThreadPoolExecutor() as threads:
-        threads.submit(local.read_until_gone).result(LONG)
-    assert local.gone
+        threads.submit(local.read_until_closed).result(LONG)
+    assert local.peer_closed
     assert not boxes[-1].sent
 
 
@@ -216,4 +216,4 @@ def test_busy_wait_needs_a_core_for_each_side(
     own: set[int], servers: set[int], shares_core: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(child, "usable_cpus", lambda process=0: servers if process == os.getppid() else own)
-    assert child._runs_beside_server() is shares_core
+    assert child._has_core_of_its_own() is shares_core

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from test_process_frames import TEXTS, arrays, raw
 
 from triglot.executors.joining import join
-from triglot.executors.remote.channel import Channel, Gone
+from triglot.executors.remote.channel import Channel, PeerClosed
 from triglot.executors.remote.frames import HEAD, FrameError, Kind, Place
 from triglot.executors.remote.shared_memory import COPIED, MAX_HELD, Arena, Mirror, packed
 
@@ -200,7 +200,7 @@ def test_places_that_cannot_be_are_refused(places: list[Place], text: str) -> No
 def test_invalid_frame_ends_the_connection(data: bytes, shares_memory: bool) -> None:
     local, other = pair(shares_memory=shares_memory)
     local.socket.sendall(data)
-    with pytest.raises(Gone):
+    with pytest.raises(PeerClosed):
         other.receive()
     local.close()
     other.close()

@@ -15,7 +15,7 @@ import pytest
 from triglot.executors.joining import Stack
 from triglot.executors.ray import connection as ray_connection
 from triglot.executors.ray.connection import MAX_HANDSHAKES, accept, connect
-from triglot.executors.remote.channel import Channel, Gone, Mailbox
+from triglot.executors.remote.channel import Channel, Mailbox, PeerClosed
 from triglot.executors.remote.frames import Kind
 
 SECRET = b"s" * 32
@@ -70,7 +70,7 @@ def test_connection_that_ends_in_a_frame_is_closed(cut: int) -> None:
     other.close()
     theirs.sendall(data[:cut])
     theirs.close()
-    with closing(Channel(ours, shares_memory=False)) as channel, pytest.raises(Gone):
+    with closing(Channel(ours, shares_memory=False)) as channel, pytest.raises(PeerClosed):
         channel.receive()
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from triglot.core.errors import InvalidArgument
 from triglot.core.tensor import Array
-from triglot.protocols.json.arrays import MAX_RANK, PIECE, WHOLE, LargeArray, parse_large
+from triglot.protocols.json.arrays import MAX_AT_ONCE, MAX_RANK, PIECE, LargeArray, parse_large
 from triglot.protocols.json.dialect import DEFAULT_LIMITS
 from triglot.protocols.json.text import read_body
 
@@ -40,7 +40,7 @@ def test_numbers_and_shape_of_regular_lists(shape: tuple[int, ...]) -> None:
 def test_a_list_that_is_too_deep_is_none_of_numbers(opening: bytes, closing: bytes) -> None:
     """Its shape would have a dim for each level, and take the square of their number."""
     depth = 20_000
-    blanks = b" " * WHOLE
+    blanks = b" " * MAX_AT_ONCE
     _, (array,) = parse_large(b'{"data":' + opening * depth + blanks + closing * depth + b"}", DEFAULT_LIMITS)
     with pytest.raises(ValueError, match="nested too deep"):
         _ = array.shape
@@ -69,7 +69,7 @@ def test_tokens_are_numbers(token: float, shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("ending", ["],6]", "],[6]]", "]]"])
 def test_long_list_with_another_item_is_not_regular(ending: str) -> None:
     numbers = json.dumps(NUMBERS.tolist() * 4)
-    assert len(numbers) > WHOLE
+    assert len(numbers) > MAX_AT_ONCE
     text = f'{{"data":[{numbers[:-1]}{ending}}}'.encode()
     _, (array,) = parse_large(text, DEFAULT_LIMITS)
     if ending == "]]":

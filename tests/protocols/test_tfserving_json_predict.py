@@ -12,7 +12,7 @@ from triglot.core.errors import InvalidArgument, ModelNotFound
 from triglot.core.tensor import DATATYPES
 from triglot.core.types import TensorSpec
 from triglot.model.signature import INSTANCES, Signature
-from triglot.protocols.json.arrays import WHOLE
+from triglot.protocols.json.arrays import MAX_AT_ONCE
 from triglot.protocols.tfserving.rest_predict import decode_predict
 
 
@@ -117,7 +117,7 @@ def test_a_missing_model_comes_after_the_json_and_before_the_values(form: bytes)
 
 
 def test_errors_of_a_long_lists_json_come_before_a_missing_model() -> None:
-    numbers = b"1.5," * (WHOLE // 2)
+    numbers = b"1.5," * (MAX_AT_ONCE // 2)
     with pytest.raises(ModelNotFound):
         decode_predict(b'{"instances":[%b2]}' % numbers, missing)
     with pytest.raises(InvalidArgument, match="JSON"):

@@ -163,7 +163,7 @@ def test_nothing_is_waited_for_while_draining() -> None:
 def test_removed_requests_are_not_batched() -> None:
     lane = Lane(waiting=waiting(1, 1))
     for request in lane.waiting:
-        request.gone = True
+        request.is_removed = True
     assert form([lane], NOW, Rules(8)) == Decision()
     assert form([], NOW, Rules(8)) == Decision()
 
@@ -194,13 +194,13 @@ RULES = st.builds(
 def test_whatever_waits(lanes: list[Lane], rules: Rules, draining: bool) -> None:
     """One key, not too many rows, in order, nothing that is gone or refused; and the waiting always ends."""
     decision = form(lanes, NOW, rules, draining=draining)
-    alive = [request for lane in lanes for request in lane.waiting if not request.gone]
+    alive = [request for lane in lanes for request in lane.waiting if not request.is_removed]
     refused = {id(request) for request in decision.refused}
     runnable = [
         request
         for lane in lanes
         for request in lane.waiting
-        if not request.gone and (request.expires > NOW or lane.delays)
+        if not request.is_removed and (request.expires > NOW or lane.delays)
     ]
     assert all(
         request.expires <= NOW and request not in runnable and request in alive for request in decision.refused

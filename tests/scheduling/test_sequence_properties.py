@@ -190,7 +190,7 @@ class World:
         assert table.used_slots == 0
         made = [count for at, count in enumerate(table._made) if at not in table._retiring]
         assert len(table._free) == sum(made) <= table.slots
-        assert table.started == sum(table.ended.values())
+        assert table.started == sum(table.end_counts.values())
         for request in self.sent:
             self.check_outcome(request)
 

@@ -236,19 +236,19 @@ def parts(estimator: Any) -> Iterator[Any]:
     found: deque[Any] = deque([estimator])
     seen: set[int] = set()
     while found:
-        one = found.popleft()
-        if isinstance(one, str | bytes | int | float | np.generic | None) or id(one) in seen:
+        part = found.popleft()
+        if isinstance(part, str | bytes | int | float | np.generic | None) or id(part) in seen:
             continue
-        seen.add(id(one))
-        if isinstance(one, list | tuple):
-            found.extend(one)
-        elif isinstance(one, dict):
-            found.extend(one.values())
-        elif isinstance(one, np.ndarray):
-            found.extend(one.flat if one.dtype.hasobject else ())
-        elif not isinstance(one, type) and any(hasattr(one, name) for name in _METHODS):
-            yield one
-            found.extend(getattr(one, "__dict__", {}).values())
+        seen.add(id(part))
+        if isinstance(part, list | tuple):
+            found.extend(part)
+        elif isinstance(part, dict):
+            found.extend(part.values())
+        elif isinstance(part, np.ndarray):
+            found.extend(part.flat if part.dtype.hasobject else ())
+        elif not isinstance(part, type) and any(hasattr(part, name) for name in _METHODS):
+            yield part
+            found.extend(getattr(part, "__dict__", {}).values())
 
 
 def _knows_texts(part: Any) -> bool:
@@ -371,10 +371,10 @@ def _column_values(transformer: Any) -> list[Any]:
         at = list(places.get(name, ()))
         known = None
         if not isinstance(part, str):
-            inside = (values for one in parts(part) if (values := _known_values(one)) is not None)
+            inside = (values for part in parts(part) if (values := _known_values(part)) is not None)
             known = next((values for values in inside if len(values) == len(at)), None)
             if known is None:
-                own_names = None if names is None else [names[one] for one in at]
+                own_names = None if names is None else [names[index] for index in at]
                 known = _transformed(part, own_names, len(at), one_column=np.ndim(columns) == 0)
         for place, value in zip(at, known or [None] * len(at), strict=True):
             if row[place] in (None, UNUSED):

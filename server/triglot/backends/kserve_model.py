@@ -98,7 +98,7 @@ class KServeModel(ForeignModel):
         if inputs and outputs:
             self.any_tensors = False
             self.inputs, self.outputs = (
-                [TensorSpec(one["name"], one["datatype"], one["shape"]) for one in specs]
+                [TensorSpec(spec["name"], spec["datatype"], spec["shape"]) for spec in specs]
                 for specs in (inputs, outputs)
             )
 
@@ -124,11 +124,11 @@ class KServeModel(ForeignModel):
         if not isinstance(response, kserve.InferResponse):
             raise Internal(f"predict() returned {type(response).__name__}, expected an InferResponse")
         outputs = {}
-        for one in response.outputs:
-            data = one.data if one._raw_data is None else one.as_numpy()
-            outputs[one.name] = array_of(one.name, one.datatype, one.shape, data)
+        for output in response.outputs:
+            data = output.data if output._raw_data is None else output.as_numpy()
+            outputs[output.name] = array_of(output.name, output.datatype, output.shape, data)
         if len(outputs) < len(response.outputs):
-            raise repeated_output([one.name for one in response.outputs])
+            raise repeated_output([output.name for output in response.outputs])
         return answer_of(outputs, response.parameters)
 
     async def _predict(self, body: Any, call: Call) -> Any:
@@ -165,7 +165,7 @@ class KServeDictModel(KServeModel):
     async def answer(self, inputs: Inputs, call: Call) -> Answer:
         """See `ForeignModel`. Raise `InvalidArgument` for invalid JSON, `Internal` without predictions."""
         try:
-            instances = [json.loads(one) for one in inputs["instances"].ravel().tolist()]
+            instances = [json.loads(text) for text in inputs["instances"].ravel().tolist()]
             more = json.loads(inputs["parameters"].item())
         except ValueError as error:
             raise InvalidArgument(f"instances: expected JSON: {error}") from None

@@ -130,7 +130,7 @@ class MLServerModel(ForeignModel):
         if served.inputs and served.outputs:
             self.any_tensors = False
             self.inputs, self.outputs = (
-                [TensorSpec(one.name, _text(one.datatype), one.shape) for one in specs]
+                [TensorSpec(spec.name, _text(spec.datatype), spec.shape) for spec in specs]
                 for specs in (served.inputs, served.outputs)
             )
 
@@ -166,11 +166,13 @@ class MLServerModel(ForeignModel):
         if not isinstance(response, self._types.InferenceResponse):
             raise Internal(f"predict() returned {type(response).__name__}, expected an InferenceResponse")
         outputs = {
-            one.name: array_of(one.name, _text(one.datatype), one.shape, getattr(one.data, "root", one.data))
-            for one in response.outputs
+            output.name: array_of(
+                output.name, _text(output.datatype), output.shape, getattr(output.data, "root", output.data)
+            )
+            for output in response.outputs
         }
         if len(outputs) < len(response.outputs):
-            raise repeated_output([one.name for one in response.outputs])
+            raise repeated_output([output.name for output in response.outputs])
         return answer_of(outputs, response.parameters.model_dump() if response.parameters else None)
 
     def close(self) -> None:

@@ -52,7 +52,7 @@ class Placement(Generic[T]):
             place: _Place[T] = self._threads.place
         except AttributeError:
             with self._lock:
-                place = min(self._places, key=lambda one: one.users)
+                place = min(self._places, key=lambda place: place.users)
                 place.users += 1
             self._threads.place = place
         return place.item

@@ -198,11 +198,11 @@ def _warn_of_misspelt(file: Path, model_class: type[Model]) -> None:
     """Warns of attributes that probably are misspelt attributes of a model."""
     known = set(vars(Model)["__annotations__"])
     own: dict[str, Any] = {}
-    for one in model_class.__mro__:
-        if one.__module__.partition(".")[0] == "triglot":
-            known |= set(vars(one))
+    for base in model_class.__mro__:
+        if base.__module__.partition(".")[0] == "triglot":
+            known |= set(vars(base))
         else:
-            own |= vars(one)
+            own |= vars(base)
     known = {name for name in known if not name.startswith("_")} - own.keys()
     for name in sorted(own.keys() - vars(object).keys()):
         if near := difflib.get_close_matches(name, known, n=1, cutoff=MISSPELT):

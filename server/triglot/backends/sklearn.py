@@ -261,9 +261,9 @@ def _arrays(name: str, result: Any, count: int) -> dict[str, Array]:
     if (
         isinstance(result, list)
         and result
-        and all(isinstance(one, np.ndarray) and one.ndim == 2 for one in result)
+        and all(isinstance(array, np.ndarray) and array.ndim == 2 for array in result)
     ):
-        return {f"{name}_{at}": _rows(name, one, count) for at, one in enumerate(result)}
+        return {f"{name}_{at}": _rows(name, array, count) for at, array in enumerate(result)}
     return {name: _rows(name, result, count)}
 
 

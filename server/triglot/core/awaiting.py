@@ -28,16 +28,16 @@ class Responses(Sink):
     The next response is made only when it is asked for. Close it, with `aclosing`, unless it was read to its end.
     """
 
-    __slots__ = ("_ended", "_error", "_reader", "_responses", "_running")
+    __slots__ = ("_error", "_has_ended", "_reader", "_responses", "_running")
 
     def __init__(self, start: Callable[[Sink], Running]) -> None:
         self._responses: list[Any] = []
-        self._ended = False
+        self._has_ended = False
         self._error: ServingError | None = None
         self._reader: asyncio.Future[None] | None = None
         self._running: Running | None = None
         running = start(self)
-        if not self._ended:
+        if not self._has_ended:
             self._running = running
 
     def send(self, response: Any, /) -> bool:
@@ -48,7 +48,7 @@ class Responses(Sink):
 
     def end(self, error: ServingError | None, /) -> None:
         """See `Sink`."""
-        self._ended, self._error = True, error
+        self._has_ended, self._error = True, error
         self._running = None  # It refers to this sink.
         self._wake()
 
@@ -66,7 +66,7 @@ class Responses(Sink):
         """
         if not self._responses and self._running is not None:
             self._running.resume()
-        while not self._responses and not self._ended:
+        while not self._responses and not self._has_ended:
             self._reader = asyncio.get_running_loop().create_future()
             try:
                 await self._reader

@@ -97,7 +97,7 @@ class Call(CallTimes):
     For telemetry: `model_name` and `model_version` (0: none) that were called; `outcome`, the status code where
     the response itself states one; and its times. `subject` is the model that an administrative call is about.
     `losses`: the number of instances that were lost while they ran it.
-    `counted`: the end of the call is counted, unlike that of a warm-up; then `statistics` are those of its model.
+    `is_counted`: the end of the call counts, unlike that of a warm-up; then `statistics` are those of its model.
     `trace` is the Triton trace of the call, or of the call on whose behalf it is made. `span` is its OpenTelemetry
     span, None if not sampled; `context` caches `received_context`, None until it is first read.
     """
@@ -109,11 +109,11 @@ class Call(CallTimes):
         "_read_metadata",
         "borrows",
         "context",
-        "counted",
         "deadline",
         "exchange",
         "inner_calls",
         "input_parameters",
+        "is_counted",
         "losses",
         "model_name",
         "model_version",
@@ -162,7 +162,7 @@ class Call(CallTimes):
         self.model_version = 0
         self.subject = ""
         self.outcome = Code.OK
-        self.counted = False
+        self.is_counted = False
         self.losses = 0
         self.statistics: Statistics | None = None
         self.trace: Any = None
@@ -312,7 +312,7 @@ class Call(CallTimes):
 
     def unfollow(self, end: Callable[[], object]) -> None:
         """Undo `follow`."""
-        self._followers = [one for one in self._followers or () if one is not end] or None
+        self._followers = [follower for follower in self._followers or () if follower is not end] or None
 
 
 class BatchCall(Call):

@@ -59,7 +59,7 @@ def choice(field: str, value: object, choices: Collection[str]) -> None:
 def kind(field: str, value: object, *classes: type) -> None:
     """Require an instance of one of the classes."""
     if not isinstance(value, classes):
-        raise expected(field, " or ".join(one.__name__ for one in classes), value)
+        raise expected(field, " or ".join(allowed_class.__name__ for allowed_class in classes), value)
 
 
 def items(field: str, value: Any, what: str) -> tuple[Any, ...]:
@@ -89,7 +89,7 @@ def dims(field: str, value: Any, *, any_size: bool) -> tuple[int, ...]:
 def different(field: str, names: Iterable[str]) -> None:
     """Require unique names."""
     seen: set[str] = set()
-    for one in names:
-        if one in seen:
-            raise ValueError(f"{field}: expected different names, got {one!r} twice")
-        seen.add(one)
+    for name in names:
+        if name in seen:
+            raise ValueError(f"{field}: expected different names, got {name!r} twice")
+        seen.add(name)

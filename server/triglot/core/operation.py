@@ -84,7 +84,7 @@ RESTRICTED_GROUPS: Mapping[str, frozenset[Operation]] = {
 }
 """What each of Triton's groups restricts, over all protocols. An operation may be in several."""
 OPERATION_NAMES: Mapping[str, frozenset[Operation]] = {
-    **{one.value: frozenset((one,)) for one in Operation if one is not Operation.PUBLIC},
+    **{operation.value: frozenset((operation,)) for operation in Operation if operation is not Operation.PUBLIC},
     **TRITON_GROUPS,
     "inspect": INSPECTION,
     "administer": ADMINISTRATION,

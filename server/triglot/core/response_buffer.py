@@ -169,10 +169,10 @@ class ResponseBuffer:
             self.closed = True
             self._items.clear()
             self._room.notify_all()
-            self._notify = _nobody  # Its owner and this buffer would keep each other alive.
+            self._notify = _ignore  # Its owner and this buffer would keep each other alive.
 
 
-def _nobody() -> None:
+def _ignore() -> None:
     """Do nothing: nobody takes responses any longer."""
 
 

@@ -187,7 +187,11 @@ class Histogram:
 
 def latest(exemplars: Iterable[Exemplar | None]) -> Exemplar | None:
     """Return the latest exemplar, or None if there is none."""
-    return max((one for one in exemplars if one is not None), key=lambda one: one[0], default=None)
+    return max(
+        (exemplar for exemplar in exemplars if exemplar is not None),
+        key=lambda exemplar: exemplar[0],
+        default=None,
+    )
 
 
 def rank(ordered: Sequence[float], share: int) -> float:
@@ -271,8 +275,8 @@ class Latencies:
         self._decoupled = decoupled
         self.first_response = None if buckets is None else Histogram(buckets)
         self.quantiles = quantiles
-        whole = (CACHE_HIT, CACHE_MISS) if cached else (REQUEST,)
-        names = (*whole, QUEUE, INPUT, INFER, OUTPUT) if quantiles else ()
+        totals = (CACHE_HIT, CACHE_MISS) if cached else (REQUEST,)
+        names = (*totals, QUEUE, INPUT, INFER, OUTPUT) if quantiles else ()
         self.summaries = {name: Summary() for name in names}
 
     def responded(self, times: CallTimes, seconds: float, now: float, span: Span | None, *, well: bool) -> None:
@@ -416,7 +420,7 @@ class Statistics:
         executions.infer_seconds += infer
         executions.output_seconds += splitting
 
-    def executed_alone(self, times: CallTimes, inputs: Mapping[str, Array], seconds: float) -> None:
+    def executed_unbatched(self, times: CallTimes, inputs: Mapping[str, Array], seconds: float) -> None:
         """Count the execution of a single request, successful or not, if it started."""
         if times.batch_size:
             rows = self.rows(inputs)

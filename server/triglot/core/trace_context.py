@@ -23,8 +23,8 @@ class Batch(Protocol):
     def traceparent(self) -> str:
         """`traceparent` to send with calls on behalf of the batch."""
 
-    def end(self, model: str, version: int, began: float, ended: float, size: int, rows: int, /) -> None:
-        """End the span: `size` requests with `rows` inferences ran from `began` to `ended`.
+    def end(self, model: str, version: int, began: float, end_time: float, size: int, rows: int, /) -> None:
+        """End the span: `size` requests with `rows` inferences ran from `began` to `end_time`.
 
         The instants are those of `time.perf_counter`. On the event loop.
         """

@@ -63,8 +63,8 @@ class Bound:
 
         Connections that were not accepted are lost if no other process has the sockets.
         """
-        for one in (*self.grpc, *self.rest):
-            one.close()
+        for bound_socket in (*self.grpc, *self.rest):
+            bound_socket.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,7 +84,7 @@ def admit(servable: Servable, request: InferenceRequest, call: Call) -> Signatur
 
 def takes_long(request: InferenceRequest) -> bool:
     """Return whether the inputs have too many bytes to bind BYTES elements, one by one, on the event loop."""
-    return sum([len(one.data) for one in request.inputs]) > LONG_BYTES
+    return sum([len(tensor.data) for tensor in request.inputs]) > LONG_BYTES
 
 
 async def bind(signature: Signature, request: InferenceRequest) -> dict[str, Array]:
@@ -382,14 +382,14 @@ class DataPlane:
         """Submit in a task: a request that takes long to bind or to digest, or that belongs to a sequence."""
         lease = servable.__enter__()
 
-        def ended(task: asyncio.Task[None]) -> None:
+        def on_end(task: asyncio.Task[None]) -> None:
             if not work.over and work.task is task:
                 work.task = None
                 work.drop()
             lease.__exit__()
 
         task = work.task = self._loop.create_task(self._prepare(servable, work, request))
-        task.add_done_callback(ended)
+        task.add_done_callback(on_end)
 
     async def _prepare(self, servable: Servable, work: Work, request: InferenceRequest) -> None:
         try:
@@ -456,7 +456,7 @@ class DataPlane:
     def begin(self, servable: Servable, call: Call) -> None:
         """Set the call's model and version, which telemetry reads, and its default deadline."""
         call.model_name, call.model_version = servable.name, servable.version
-        if call.counted:
+        if call.is_counted:
             call.statistics = servable.statistics
         if call.reach is no_models:  # Calls made by models have it set already.
             call.reach = self.reach
@@ -617,7 +617,7 @@ class DataPlane:
     def loaded(self) -> set[tuple[str, int]]:
         """Return the versions in memory: model name and version number."""
         servables = [version.servable for version in self._registry.versions()]
-        return {(one.name, one.version) for one in servables if one is not None}
+        return {(servable.name, servable.version) for servable in servables if servable is not None}
 
     def model_ready(self, permission: Permission, name: str, version: str = "") -> bool:
         """Return whether a request for the model would be run, and the server is not stopping.

@@ -54,7 +54,7 @@ async def request_of(parent: Call, wanted: ModelCall) -> InferenceRequest:
     if not isinstance(wanted.inputs, Mapping):
         raise InvalidArgument(f"inputs: expected a dict of arrays by name, got {type(wanted.inputs).__name__}")
     # Inputs must not change while the other model reads them, or while its response cache digests them.
-    copied = any(one.borrows for one in parent.members)
+    copied = any(member.borrows for member in parent.members)
     arrays = {name: _array(name, value, copied=copied) for name, value in wanted.inputs.items()}
     texts = sum([array.size for array in arrays.values() if array.dtype.kind in "OSUT"])
 
@@ -256,7 +256,7 @@ class ModelCalls:
         child.model_name = wanted.model
         child.scheduling = parent.scheduling
         # In a batch, any of the calls may be traced.
-        child.trace = next((one.trace for one in parent.members if one.trace is not None), None)
+        child.trace = next((member.trace for member in parent.members if member.trace is not None), None)
         child.inner_calls = self._count(parent, link.path(wanted.model))
         return child
 
@@ -266,7 +266,7 @@ class ModelCalls:
         Calls outside of any request (`Call.detached`, warm-ups) are not bounded. Raise `FailedPrecondition`.
         """
         if parent.inner_calls is None:
-            if not any(member.counted for member in parent.members):
+            if not any(member.is_counted for member in parent.members):
                 return None
             parent.inner_calls = [0]
         made = parent.inner_calls
@@ -290,13 +290,13 @@ class ModelCalls:
                 f"model calls are nested more than {MAX_MODEL_CALLS} deep: {link.path(servable.name)}"
             )
         key, instances = (servable.name, servable.version), servable.model.instances
-        own = [one for one in link.chain() if one.caller == key]
+        own = [caller_link for caller_link in link.chain() if caller_link.caller == key]
         if not own or (servable.direct and not servable.model.holds_instances):
             yield
             return
         if servable.sequences is not None:
             raise FailedPrecondition(f"the call could deadlock on its own sequence: {link.path(servable.name)}")
-        new = [one for one in own if not one.waits]
+        new = [own_link for own_link in own if not own_link.waits]
         if self._held[key] + len(new) >= instances:
             text = (
                 f"the call would deadlock: {link.path(servable.name)}, and every instance of '{servable.name}' "
@@ -308,13 +308,13 @@ class ModelCalls:
                 else QueueFull(text, retry_after=RETRY_AFTER_SECONDS)
             )
         self._held[key] += len(new)
-        for one in new:
-            one.waits = True
+        for own_link in new:
+            own_link.waits = True
         try:
             yield
         finally:
-            for one in new:
-                one.waits = False
+            for own_link in new:
+                own_link.waits = False
             self._held[key] -= len(new)
             if not self._held[key]:
                 del self._held[key]
@@ -343,20 +343,20 @@ def _cancel_with(parent: Call) -> Iterator[None]:
     # The task keeps the error in the end, whose traceback refers to this frame.
     task = weakref.ref(running)
     del running
-    gone = False
+    disconnected = False
 
     def end() -> None:
-        nonlocal gone
+        nonlocal disconnected
         # A batch is cancelled when all of its members are.
-        if parent.cancelled and not gone and (followed := task()) is not None:
-            gone = True
+        if parent.cancelled and not disconnected and (followed := task()) is not None:
+            disconnected = True
             followed.cancel()
 
     parent.follow(end)
     try:
         yield
     except asyncio.CancelledError:
-        if not gone:
+        if not disconnected:
             raise
         raise _cancelled_error(parent) from None
     finally:

@@ -20,12 +20,12 @@ log = logging.getLogger(__name__)
 
 
 class BatchTimes:
-    """Times of one batch. `began` and `ended` are `time.perf_counter` instants; 0 until they are reached."""
+    """Times of one batch. `began` and `end_time` are `time.perf_counter` instants; 0 until they are reached."""
 
-    __slots__ = ("_answered", "_joined", "_span", "began", "ended")
+    __slots__ = ("_answered", "_joined", "_span", "began", "end_time")
 
     def __init__(self) -> None:
-        self.began = self._joined = self._answered = self.ended = 0.0
+        self.began = self._joined = self._answered = self.end_time = 0.0
         self._span: Any = None
 
     def begin(self, calls: Sequence[Call]) -> None:
@@ -46,7 +46,7 @@ class BatchTimes:
 
     def end(self) -> None:
         """Note that every member has its outcome."""
-        self.ended = perf_counter()
+        self.end_time = perf_counter()
 
     @property
     def joining(self) -> float:
@@ -56,7 +56,7 @@ class BatchTimes:
     @property
     def splitting(self) -> float:
         """Seconds from the model's end to the end of the batch; 0 if the model failed."""
-        return self.ended - self._answered if self._answered else 0.0
+        return self.end_time - self._answered if self._answered else 0.0
 
     def count(self, members: Sequence[Work], counts: Sequence[int] = ()) -> None:
         """Count the batch in the statistics, and end its span. On the event loop.
@@ -68,7 +68,7 @@ class BatchTimes:
             self._span = None
             first = calls[0]
             rows = sum(counts) or len(calls)
-            span.end(first.model_name, first.model_version, self.began, self.ended, len(calls), rows)
+            span.end(first.model_name, first.model_version, self.began, self.end_time, len(calls), rows)
         # A member may be a warm-up's, without statistics, or have been cancelled in the model's own queue.
         statistics = next((call.statistics for call in calls if call.statistics is not None), None)
         if statistics is None or not any(call.batch_size for call in calls):
@@ -76,7 +76,7 @@ class BatchTimes:
         counts = counts or [statistics.rows(member.inputs) for member in members]
         for call, rows in zip(calls, counts, strict=True):
             call.rows += rows
-        infer = self.ended - self.began - self.joining - self.splitting
+        infer = self.end_time - self.began - self.joining - self.splitting
         statistics.executed(sum(counts), infer, self.joining, self.splitting)
 
 
@@ -96,7 +96,7 @@ class Joining:
 class Owner(Protocol):
     """Owner of a batch, which calls it on the event loop."""
 
-    def ended(self, batch: Batch) -> None:
+    def on_end(self, batch: Batch) -> None:
         """Note that the batch has ended. Called once, before `deliver` is called for its members."""
 
     def deliver(self, work: Work) -> None:
@@ -238,7 +238,7 @@ class Batch(Runnable):
     def deliver(self) -> None:
         """Report the end of the batch, then deliver each outcome. On the event loop."""
         try:
-            self._owner.ended(self)  # First, so that the instance gets its next batch meanwhile.
+            self._owner.on_end(self)  # First, so that the instance gets its next batch meanwhile.
         finally:
             self._deliver()
 

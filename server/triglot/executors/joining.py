@@ -76,19 +76,19 @@ class Stack:
         """Size in bytes of the concatenated array."""
         return element_count(self.shape) * self.dtype.itemsize
 
-    def copy_to(self, whole: Array) -> None:
-        """Copy the arrays into `whole`, an array of this dtype and shape."""
+    def copy_to(self, target: Array) -> None:
+        """Copy the arrays into `target`, an array of this dtype and shape."""
         filled = sum([len(array) for array in self._arrays])
         if self._ragged:
-            whole[:filled] = nothing(self.dtype)
+            target[:filled] = nothing(self.dtype)
             at = 0
             for array in self._arrays:
-                whole[(slice(at, at + len(array)), *map(slice, array.shape[1:]))] = array
+                target[(slice(at, at + len(array)), *map(slice, array.shape[1:]))] = array
                 at += len(array)
         else:
-            np.concatenate(self._arrays, out=whole[:filled])
-        if filled < len(whole):
-            whole[filled:] = whole[:1]
+            np.concatenate(self._arrays, out=target[:filled])
+        if filled < len(target):
+            target[filled:] = target[:1]
 
 
 def nothing(dtype: np.dtype[Any]) -> Any:
@@ -109,10 +109,10 @@ def stacked(arrays: Sequence[Array], rows: int, *, hosted: bool) -> Any:
     stack = Stack(arrays, rows)
     if hosted and stack.dtype.kind not in "OSUT":
         return stack
-    whole: Array = np.empty(stack.shape, stack.dtype)
-    stack.copy_to(whole)
-    whole.flags.writeable = False
-    return whole
+    target: Array = np.empty(stack.shape, stack.dtype)
+    stack.copy_to(target)
+    target.flags.writeable = False
+    return target
 
 
 def split(answer: object, counts: Sequence[int], rows: int) -> list[dict[str, Array]]:
@@ -158,5 +158,9 @@ def append(answers: Sequence[object]) -> dict[str, Array]:
         outputs = {name: np.concatenate([np.asarray(part[name]) for part in parts]) for name in parts[0]}
     except (ValueError, TypeError) as error:
         raise Internal(f"cannot join the outputs for the parts of a request: {error}") from None
-    said = [part.parameters for part in parts if isinstance(part, Answer)]
-    return Answer(outputs, {name: value for values in said for name, value in values.items()}) if said else outputs
+    parameters = [part.parameters for part in parts if isinstance(part, Answer)]
+    return (
+        Answer(outputs, {name: value for values in parameters for name, value in values.items()})
+        if parameters
+        else outputs
+    )

@@ -80,16 +80,16 @@ class LoopExecutor:
         """See `Executor`."""
         self.running += 1
         task = work.task = self._loop.create_task(self._run(work))
-        task.add_done_callback(partial(self._ended, work))
+        task.add_done_callback(partial(self._on_end, work))
 
     async def _run(self, work: LoopWork) -> None:
         if isinstance(work, Work):
-            await _run_alone(work, self.function, self._explain)
+            await _run_unbatched(work, self.function, self._explain)
         else:
             await work.run_on_loop(self.function, self._explain)
         self._deliver(work, work.task)
 
-    def _ended(self, work: LoopWork, task: asyncio.Task[None]) -> None:
+    def _on_end(self, work: LoopWork, task: asyncio.Task[None]) -> None:
         if work.task is task:  # Not delivered yet: it was cancelled, possibly before its first step.
             self._deliver(work, task)
 
@@ -123,7 +123,7 @@ class LoopExecutor:
         """See `Executor`. Return at once; the servable's leases show when the last call has ended."""
 
 
-async def _run_alone(work: Work, function: Function, explain: Explain) -> None:
+async def _run_unbatched(work: Work, function: Function, explain: Explain) -> None:
     """Run the model for one request, in the current task. Raise the caller's cancellation."""
     call = work.call
     if call.expired:

@@ -249,8 +249,8 @@ class ThreadExecutor:
     async def add(self, count: int, begin: Callable[[Function], object]) -> Sequence[BaseException]:
         """See `Executor`."""
         began: list[asyncio.Future[BaseException | None]] = [self._loop.create_future() for _ in range(count)]
-        for one in began:
-            self._start_thread(partial(self._begin, begin, one))
+        for instance in began:
+            self._start_thread(partial(self._begin, begin, instance))
         errors: list[BaseException] = []
         try:
             errors += [error for error in await asyncio.gather(*began) if error is not None]

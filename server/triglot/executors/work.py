@@ -207,7 +207,7 @@ class ResponseTimes:
         try:
             converted = convert(answer)
         except BaseException:
-            self.ended(failed=True)
+            self.count_end(failed=True)
             raise
         output = perf_counter() - began
         self._call.output_seconds += output
@@ -222,7 +222,7 @@ class ResponseTimes:
         self._index += 1
         return converted
 
-    def ended(self, *, failed: bool = False) -> None:
+    def count_end(self, *, failed: bool = False) -> None:
         """Count the end of the stream: no response follows, or an error in its place."""
         self._end("fail" if failed else "empty_response")
 
@@ -457,7 +457,7 @@ class Work(Running, Runnable):
         if self.seconds >= 0.0:
             seconds, self.seconds = self.seconds, -1.0
             if (statistics := self.call.statistics) is not None:
-                statistics.executed_alone(self.call, self.inputs, seconds)
+                statistics.executed_unbatched(self.call, self.inputs, seconds)
 
     def settle(self) -> None:
         """Report the outcome, unless it is over already."""
@@ -504,7 +504,7 @@ class Work(Running, Runnable):
     def _end(self, error: ServingError | None) -> None:
         self.over = True
         if self.times is not None:
-            self.times.ended(failed=error is not None)
+            self.times.count_end(failed=error is not None)
         self._release()
         self.receiver.finish(self, error)
         self.result = NOTHING  # The thread may keep this object for longer than the response lives.

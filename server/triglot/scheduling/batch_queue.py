@@ -93,16 +93,16 @@ class BatchQueue:
         rows = pieces[0][1] if len(pieces) == 1 else sum([rows for _, rows in pieces])
         level, expires, latest_start = self._apply_policy(work, rows, now)
         added = [Waiting(piece, rows, key, now, expires, latest_start) for piece, rows in pieces]
-        for one in added:
+        for waiting in added:
             level.count += 1
-            self._rows += self._rows_of(one)
-            self._queued[one.work] = (level, one)
-            level.waiting.append(one)
+            self._rows += self._rows_of(waiting)
+            self._queued[waiting.work] = (level, waiting)
+            level.waiting.append(waiting)
         return added
 
-    def _rows_of(self, one: Waiting) -> int:
+    def _rows_of(self, waiting: Waiting) -> int:
         # A request that runs alone fills a batch.
-        return self._rules.max_rows if one.key is None else one.rows
+        return self._rules.max_rows if waiting.key is None else waiting.rows
 
     def _apply_policy(self, work: Work, rows: int, now: float) -> tuple[Level, float, float]:
         """Return a request's level, when it expires, and when it must start.
@@ -147,23 +147,23 @@ class BatchQueue:
             self._sweep()
         return True
 
-    def _remove(self, level: Level, one: Waiting) -> Work:
-        work: Work = one.work
+    def _remove(self, level: Level, waiting: Waiting) -> Work:
+        work: Work = waiting.work
         del self._queued[work]
-        one.gone = True
-        one.work = None  # Its entry in the lane remains, but not its data.
+        waiting.is_removed = True
+        waiting.work = None  # Its entry in the lane remains, but not its data.
         level.count -= 1
-        self._rows -= self._rows_of(one)
+        self._rows -= self._rows_of(waiting)
         return work
 
     def expired(self) -> tuple[list[Work], float]:
         """Remove the requests that have expired; returns them, and when the next one expires."""
         now, nearest = time.monotonic(), inf
         refused: list[Work] = []
-        for level, one in list(self._queued.values()):
-            work = one.work
-            if level.delays or one.expires > now:
-                nearest = nearest if level.delays else min(nearest, one.expires)
+        for level, waiting in list(self._queued.values()):
+            work = waiting.work
+            if level.delays or waiting.expires > now:
+                nearest = nearest if level.delays else min(nearest, waiting.expires)
             elif self.discard(work):
                 refused.append(work)
         self._timeouts += len(refused)
@@ -183,17 +183,17 @@ class BatchQueue:
         """Remove the entries of cancelled requests from all lanes."""
         self._stale_entries = 0
         for lane in self._lanes:
-            lane.waiting = deque([one for one in lane.waiting if not one.gone])
-            lane.late = deque([one for one in lane.late if not one.gone])
+            lane.waiting = deque([waiting for waiting in lane.waiting if not waiting.is_removed])
+            lane.late = deque([waiting for waiting in lane.late if not waiting.is_removed])
 
     def _carry_out(self, decision: Decision) -> NextWork:
         taken = NextWork()
-        for lane, one in decision.late:
+        for lane, waiting in decision.late:
             assert isinstance(lane, Level)
-            lane.waiting.remove(one)
-            lane.late.append(one)
-        for one in decision.refused:
-            taken.refused.append(self._claim(one))
+            lane.waiting.remove(waiting)
+            lane.late.append(waiting)
+        for waiting in decision.refused:
+            taken.refused.append(self._claim(waiting))
         self._timeouts += len(taken.refused)
         then = decision.then
         if isinstance(then, Wait):
@@ -211,12 +211,12 @@ class BatchQueue:
 
     def _run(self, run: Run, taken: NextWork) -> None:
         taken.joinable = run.members[0].key is not None
-        taken.works = [self._claim(one) for one in run.members]
+        taken.works = [self._claim(waiting) for waiting in run.members]
         taken.batched = taken.joinable or taken.works[0].buffer is None
-        self._counts.add(run.reason, len(taken.works), sum([one.rows for one in run.members]))
+        self._counts.add(run.reason, len(taken.works), sum([waiting.rows for waiting in run.members]))
 
-    def _claim(self, one: Waiting) -> Work:
-        return self._remove(*self._queued[one.work])
+    def _claim(self, waiting: Waiting) -> Work:
+        return self._remove(*self._queued[waiting.work])
 
     def readings(self) -> Iterator[Reading]:
         """Yield the metrics of executed batches, by the reason why they were closed, and of timeouts."""
@@ -231,7 +231,7 @@ class BatchQueue:
 
 def _drop_stale(lane: Level) -> None:
     for places in (lane.waiting, lane.late):
-        while places and places[0].gone:
+        while places and places[0].is_removed:
             places.popleft()
 
 

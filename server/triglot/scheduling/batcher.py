@@ -71,15 +71,15 @@ class PendingBatch:
         self._wait = wait
         self._rows = wait.rows
 
-    def ends_wait(self, one: Waiting) -> bool:
+    def ends_wait(self, waiting: Waiting) -> bool:
         """Return whether this arriving request may end the wait."""
         wait = self._wait
-        self._rows += one.rows
+        self._rows += waiting.rows
         return (
             self._rows >= wait.target
-            or one.key != wait.key
-            or one.expires < wait.until
-            or one.latest_start < wait.until
+            or waiting.key != wait.key
+            or waiting.expires < wait.until
+            or waiting.latest_start < wait.until
         )
 
 
@@ -97,7 +97,7 @@ class UnbatchedWork(Runnable):
     def deliver(self) -> None:
         """See `Runnable`."""
         try:
-            self._owner.ended(self)
+            self._owner.on_end(self)
         finally:
             self._work.deliver()
 
@@ -147,20 +147,20 @@ class Batcher:
         rows, key = 1, None
         if work.buffer is None or self._joining.infer_batch is not None:
             rows, key = self._queue.keys.of(work.inputs, work.call)
-        whole = None
+        unsplit = None
         pieces: Sequence[tuple[Work, int]] = ((work, rows),)
         if rows > self._queue.keys.max_rows and key is not None:
-            whole = UnsplitRequest(work, rows, self._queue.keys.max_rows, self._deliver_whole)
-            pieces = whole.pieces
+            unsplit = UnsplitRequest(work, rows, self._queue.keys.max_rows, self._deliver_unsplit)
+            pieces = unsplit.pieces
         added = self._queue.put(pieces, key)
-        if whole is not None:
-            self._split_requests[whole.execution] = whole
+        if unsplit is not None:
+            self._split_requests[unsplit.execution] = unsplit
         if self._order is not None and work.buffer is None:
             self._order.add(work)
         pending = self._pending_batch
         if pending is not None:
-            for one in added:
-                self._wait_over |= pending.ends_wait(one)
+            for waiting in added:
+                self._wait_over |= pending.ends_wait(waiting)
         if added[0].expires < self._expiry_at:
             self._expire_at(added[0].expires)
         self._form_soon(defer)
@@ -169,14 +169,14 @@ class Batcher:
         """See `Schedule`."""
         if self._order is not None:
             self._order.remove(work)
-        whole = self._split_requests.pop(work, None)
-        if whole is not None:
-            there = sum(map(self._queue.discard, whole.parts)) == len(whole.parts)
+        unsplit = self._split_requests.pop(work, None)
+        if unsplit is not None:
+            was_queued = sum(map(self._queue.discard, unsplit.parts)) == len(unsplit.parts)
         else:
-            there = self._queue.discard(work)
-        if not there:
+            was_queued = self._queue.discard(work)
+        if not was_queued:
             self._defer(self._cancel_abandoned)  # Its caller marks the call as cancelled right after this.
-        return there
+        return was_queued
 
     def _cancel_abandoned(self) -> None:
         for batch in list(self._running):
@@ -241,7 +241,7 @@ class Batcher:
         self._running.add(work)
         self._executor.start(work)
 
-    def ended(self, work: Batch | UnbatchedWork) -> None:
+    def on_end(self, work: Batch | UnbatchedWork) -> None:
         """Note that work has been executed, and start the next; its outcomes are delivered after this."""
         self._running.remove(work)
         self._form()
@@ -255,11 +255,11 @@ class Batcher:
         else:
             work.deliver()
 
-    def _deliver_whole(self, whole: UnsplitRequest) -> None:
-        if self._split_requests.pop(whole.execution, None) is not None:
-            for part in whole.parts:  # If one has failed, others may still be queued.
+    def _deliver_unsplit(self, unsplit: UnsplitRequest) -> None:
+        if self._split_requests.pop(unsplit.execution, None) is not None:
+            for part in unsplit.parts:  # If one has failed, others may still be queued.
                 self._queue.discard(part)
-        self.deliver(whole.execution)
+        self.deliver(unsplit.execution)
 
     def _refuse(self, refused: Sequence[Work]) -> None:
         for work in refused:

@@ -33,7 +33,7 @@ class Waiting:
 
     Requests with equal `key`s can share a batch; one with the key None runs alone. Instants are in seconds of
     one clock: at `expires` it has been queued longer than its policy allows; after `latest_start` it is no longer
-    delayed for a batch to grow. `gone`: it is no longer queued, for whatever reason.
+    delayed for a batch to grow. `is_removed`: it is no longer queued, for whatever reason.
     """
 
     work: Any
@@ -42,7 +42,7 @@ class Waiting:
     arrived: float
     expires: float = inf
     latest_start: float = inf
-    gone: bool = False
+    is_removed: bool = False
 
 
 def latest_start_of(deadline: float | None, now: float) -> float:
@@ -124,12 +124,12 @@ def form(lanes: Sequence[Lane], now: float, rules: Rules, *, draining: bool = Fa
     """
     decision = Decision()
     batch: _Pending | None = None
-    for one in _in_order(lanes, now, decision):
+    for waiting in _in_order(lanes, now, decision):
         if batch is None:
-            batch = _Pending(rules, one.key)
-        if one.key != batch.key:
+            batch = _Pending(rules, waiting.key)
+        if waiting.key != batch.key:
             decision.mixed = True
-        elif not batch.take(one):
+        elif not batch.take(waiting):
             break
     if batch is not None:
         decision.then = batch.close(now, draining, decision.mixed)
@@ -139,20 +139,20 @@ def form(lanes: Sequence[Lane], now: float, rules: Rules, *, draining: bool = Fa
 def _in_order(lanes: Sequence[Lane], now: float, decision: Decision) -> Iterator[Waiting]:
     for lane in lanes:
         moved: list[Waiting] = []
-        for one in lane.waiting:
-            if one.gone:
+        for waiting in lane.waiting:
+            if waiting.is_removed:
                 continue
-            if one.expires > now:
-                yield one
+            if waiting.expires > now:
+                yield waiting
             elif lane.delays:
-                moved.append(one)
+                moved.append(waiting)
             else:
-                decision.refused.append(one)
+                decision.refused.append(waiting)
         # If the walk ends before this line, the next walk finds them again.
-        decision.late += [(lane, one) for one in moved]
-        for one in chain(lane.late, moved):
-            if not one.gone:
-                yield one
+        decision.late += [(lane, waiting) for waiting in moved]
+        for waiting in chain(lane.late, moved):
+            if not waiting.is_removed:
+                yield waiting
 
 
 class _Pending:
@@ -169,10 +169,10 @@ class _Pending:
         self._best = 0  # Members up to the largest preferred size.
         self._reason: Reason | None = None
 
-    def take(self, one: Waiting) -> bool:
+    def take(self, waiting: Waiting) -> bool:
         """Add a request if it fits; returns whether the batch may grow further."""
         members, rules = self.members, self._rules
-        rows = self._rows + one.rows
+        rows = self._rows + waiting.rows
         if members:
             # Run this many when no preferred size can be reached exactly.
             if rows > self._largest and not self._best:
@@ -180,11 +180,11 @@ class _Pending:
             if rows > rules.max_rows:
                 self._reason = "full"
                 return False
-        members.append(one)
+        members.append(waiting)
         self._rows = rows
         if rows in rules.preferred:
             self._best = len(members)
-        if one.key is None:
+        if waiting.key is None:
             self._reason = "alone"
         elif rows >= rules.max_rows:
             self._reason = "full"
@@ -194,17 +194,17 @@ class _Pending:
         members, rules = self.members, self._rules
         if not rules.delay and not self._best:  # No delay: the instants do not matter.
             return Run(members, self._reason or self._reason_to_run(draining, False, False) or "no_delay")
-        due = min([one.arrived for one in members]) + rules.delay
+        due = min([waiting.arrived for waiting in members]) + rules.delay
         too_old = rules.delay > 0 and now >= due
         if self._best and not (too_old or draining or self._reason == "alone"):
             return self._run_best()
-        latest_start = min([one.latest_start for one in members])
+        latest_start = min([waiting.latest_start for waiting in members])
         reason = self._reason or self._reason_to_run(draining, too_old, now >= latest_start)
         if reason is None and mixed:
             reason = "full"
         if reason is not None:
             return Run(members, reason)
-        expires = min([one.expires for one in members if one.expires > now], default=inf)
+        expires = min([waiting.expires for waiting in members if waiting.expires > now], default=inf)
         return Wait(min(due, latest_start, expires), members[0].key, self._rows, rules.next_size(self._rows))
 
     def _reason_to_run(self, draining: bool, too_old: bool, is_last_moment: bool) -> Reason | None:
@@ -222,7 +222,7 @@ class _Pending:
 
     def _run_best(self) -> Run:
         best = self.members[: self._best]
-        rows = sum([one.rows for one in best])
+        rows = sum([waiting.rows for waiting in best])
         if rows in self._rules.preferred and rows < self._rules.max_rows:
             return Run(best, "preferred")
         return Run(best, self._reason or "full")

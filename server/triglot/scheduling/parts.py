@@ -16,26 +16,26 @@ log = logging.getLogger(__name__)
 class Part(Work):
     """Some rows of a request."""
 
-    __slots__ = ("_whole",)
+    __slots__ = ("_unsplit",)
 
-    def __init__(self, whole: UnsplitRequest, inputs: Inputs, execution: Work) -> None:
+    def __init__(self, unsplit: UnsplitRequest, inputs: Inputs, execution: Work) -> None:
         super().__init__(inputs, execution.call, execution.sink, execution.receiver)
-        self._whole = whole
+        self._unsplit = unsplit
 
     def start(self, batch_size: int) -> None:
         """Note the start. On an instance's thread."""
-        self._whole.started(batch_size)
+        self._unsplit.started(batch_size)
 
     def end(self, joining: float = 0.0, splitting: float = 0.0) -> None:
         """Note the end.
 
         On an instance's thread; joining and splitting count as the request's time in the model.
         """
-        self._whole.ended()
+        self._unsplit.on_end()
 
     def settle(self) -> None:
         """Report to the `UnsplitRequest`."""
-        self._whole.delivered(self)
+        self._unsplit.delivered(self)
 
 
 class UnsplitRequest:
@@ -64,7 +64,7 @@ class UnsplitRequest:
                 self._has_started = True
                 self.execution.start(batch_size)
 
-    def ended(self) -> None:
+    def on_end(self) -> None:
         """Note that a part has ended, with a result or an error; the last one joins the results."""
         with self._lock:
             self._unended -= 1

@@ -45,9 +45,9 @@ class Readiness:
         except BaseException:  # A model that calls exit() is not ready either.
             log.exception("%s: the readiness check failed", self._name)
         with suppress(RuntimeError):  # The server has stopped.
-            loop.call_soon_threadsafe(self._ended, ready)
+            loop.call_soon_threadsafe(self._on_end, ready)
 
-    def _ended(self, ready: bool) -> None:
+    def _on_end(self, ready: bool) -> None:
         assert self._running is not None
         running, self._running = self._running, None
         running.set_result(ready)

@@ -24,18 +24,18 @@ class ThreadQueue:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def put(self, one: Waiting, *, wakes: bool = True) -> None:
+    def put(self, waiting: Waiting, *, wakes: bool = True) -> None:
         """Queue a request. `wakes`: a thread in `take` has to look for it; False for the calling thread's own."""
         with self._changed:
-            self._waiting.append(one)
+            self._waiting.append(waiting)
             if wakes:
                 self._changed.notify()
 
-    def discard(self, one: Waiting) -> None:
+    def discard(self, waiting: Waiting) -> None:
         """Remove a request, unless it is in a batch already."""
         with self._changed:
-            if not one.gone:
-                self._remove([one])
+            if not waiting.is_removed:
+                self._remove([waiting])
 
     def take(self, ends: Callable[[], bool]) -> Run | None:
         """Wait for a batch, and return it; None once `ends` is true: `wake` makes the waiting threads look."""
@@ -55,8 +55,8 @@ class ThreadQueue:
             self._changed.notify_all()
 
     def _remove(self, taken: Sequence[Waiting]) -> None:
-        for one in taken:
-            one.gone = True
-        self._waiting = [one for one in self._waiting if not one.gone]
+        for waiting in taken:
+            waiting.is_removed = True
+        self._waiting = [waiting for waiting in self._waiting if not waiting.is_removed]
         if len(taken) > 1:  # Their own threads may wait in `take`.
             self._changed.notify_all()

@@ -81,11 +81,11 @@ class AccessLog(Observer):
         """See `Observer`."""
         self._level = level
 
-    def end(self, call: Call, endpoint: Endpoint, code: Code, ended: float, refusal: str) -> None:
+    def end(self, call: Call, endpoint: Endpoint, code: Code, end_time: float, refusal: str) -> None:
         """See `Observer`."""
         if self._level > (call.operation in PROBES and code is Code.OK) and not endpoint.internal:
             names = endpoint.protocol, endpoint.entrypoint, endpoint.method
-            log.info(AccessLine(*names, call, code, ended - call.arrived, call.bytes_in, call.bytes_out))
+            log.info(AccessLine(*names, call, code, end_time - call.arrived, call.bytes_in, call.bytes_out))
 
 
 def _printable(name: str) -> str:

@@ -72,7 +72,7 @@ class AuditLog(Observer):
         self._open = False
         self._writer.close()
 
-    def end(self, call: Call, endpoint: Endpoint, code: Code, ended: float, refusal: str) -> None:
+    def end(self, call: Call, endpoint: Endpoint, code: Code, end_time: float, refusal: str) -> None:
         """See `Observer`."""
         if self._open and (refusal or call.operation in ADMINISTRATION):
             self.line(endpoint.protocol, endpoint.entrypoint, endpoint.method, call, code, refusal)

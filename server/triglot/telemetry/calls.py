@@ -347,7 +347,7 @@ class Endpoint:
     def begin(self, call: Call, size: int = 0) -> None:
         """Begins a call, of which `size` bytes have been received; it is in flight until `end`."""
         self.in_flight += 1
-        call.counted = True
+        call.is_counted = True
         call.bytes_in = size
         call.arrived = call.lap = perf_counter()
         if self._observers:

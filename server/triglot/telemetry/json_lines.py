@@ -21,12 +21,16 @@ def utc_time(seconds: float) -> str:
 def json_line(fields: Mapping[str, Any]) -> str:
     """Return the object as one line without its end; unprintable characters, line separators too, are escaped."""
     line = json.dumps(fields, ensure_ascii=False)
-    return line if line.isprintable() else "".join([one if one.isprintable() else _escaped(one) for one in line])
+    return (
+        line
+        if line.isprintable()
+        else "".join([character if character.isprintable() else _escaped(character) for character in line])
+    )
 
 
-def _escaped(one: str) -> str:
+def _escaped(character: str) -> str:
     # A lone surrogate cannot be encoded as UTF-8, and strict readers reject it.
-    return "\ufffd" if "\ud800" <= one <= "\udfff" else json.dumps(one)[1:-1]
+    return "\ufffd" if "\ud800" <= character <= "\udfff" else json.dumps(character)[1:-1]
 
 
 class JsonFormatter(logging.Formatter):

@@ -61,7 +61,7 @@ def _ids_of_many(calls: Sequence[Call]) -> dict[str, Any]:
     fields: dict[str, Any] = {"batch_size": len(calls)}
     found = [_ids(call) for call in calls[:MAX_IDS]]
     for name in ("request_id", "trace_id"):
-        if ids := _distinct(one[name] for one in found if name in one):
+        if ids := _distinct(fields[name] for fields in found if name in fields):
             fields[f"{name}s"] = ids
     return fields
 

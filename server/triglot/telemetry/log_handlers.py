@@ -48,7 +48,9 @@ def escaped(text: str) -> str:
     """Return the text with unprintable characters escaped as in `repr`."""
     if text.isprintable():
         return text
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
+    )
 
 
 class LineFormatter(logging.Formatter):

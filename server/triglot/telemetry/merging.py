@@ -122,8 +122,8 @@ def _add(sums: dict[Key, Value], family: Family, number: int) -> None:
             sums[key] = merge((before[0], value)), _latest(before[1], exemplar)
 
 
-def _latest(one: list[Any], other: list[Any]) -> list[Any]:
-    return max(one, other, key=lambda exemplar: exemplar[2] if exemplar else 0.0)
+def _latest(first: list[Any], other: list[Any]) -> list[Any]:
+    return max(first, other, key=lambda exemplar: exemplar[2] if exemplar else 0.0)
 
 
 def _merge_function(family: Family) -> Callable[[Iterable[float]], float] | None:

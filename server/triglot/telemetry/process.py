@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 _PROC = Path("/proc")
-_COUNTED = 8
+_TICK_FIELDS = 8
 """Times in a line of /proc/stat until guest time, which user time includes: proc_stat(5)."""
 _IDLE = slice(3, 5)
 """Among them, idle time and time spent waiting for disks."""
@@ -43,8 +43,8 @@ class ProcessUsage:
     def cpu_percent(self) -> float:
         """CPU usage since the last call in percent; 100 is one core."""
         (began, used_before), self._times = self._times, (time.perf_counter(), time.process_time())
-        ended, used = self._times
-        return 100 * (used - used_before) / (ended - began)
+        now, used = self._times
+        return 100 * (used - used_before) / (now - began)
 
     def memory_percent(self) -> float:
         """Resident memory in percent of the machine's memory."""
@@ -63,8 +63,8 @@ class MachineUsage:
         """Share of busy CPU time since the last call, from 0 to 1."""
         before, self._times = self._times, self._cpu_times()
         passed = [now - then for then, now in zip(before, self._times, strict=True)]
-        whole = sum(passed)
-        return min(1.0, max(0.0, 1 - sum(passed[_IDLE]) / whole)) if whole > 0 else 0.0
+        total = sum(passed)
+        return min(1.0, max(0.0, 1 - sum(passed[_IDLE]) / total)) if total > 0 else 0.0
 
     def memory_bytes(self) -> tuple[int, int]:
         """Bytes of memory that are used, and in total."""
@@ -75,4 +75,4 @@ class MachineUsage:
 
     def _cpu_times(self) -> list[int]:
         """Return the CPU times of the machine, of all CPUs together, in ticks."""
-        return [int(ticks) for ticks in self._stat.read().partition("\n")[0].split()[1:][:_COUNTED]]
+        return [int(ticks) for ticks in self._stat.read().partition("\n")[0].split()[1:][:_TICK_FIELDS]]

@@ -240,7 +240,7 @@ def _merged(aggregation: str, pairs: Sequence[tuple[float | None, float]]) -> fl
     known = [(value, weight) for value, weight in pairs if value is not None]
     if not known:
         return None
-    whole = sum(weight for _, weight in known)
-    if aggregation != "avg" or not whole:
+    total = sum(weight for _, weight in known)
+    if aggregation != "avg" or not total:
         return SECOND_OF[aggregation]([value for value, _ in known])
-    return sum(value * weight for value, weight in known) / whole
+    return sum(value * weight for value, weight in known) / total

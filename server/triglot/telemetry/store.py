@@ -187,7 +187,13 @@ class Telemetry:
     @property
     def in_flight(self) -> int:
         """Number of clients' inference calls in flight."""
-        return sum([one.in_flight for one in self._endpoints.values() if one.inference and not one.internal])
+        return sum(
+            [
+                endpoint.in_flight
+                for endpoint in self._endpoints.values()
+                if endpoint.inference and not endpoint.internal
+            ]
+        )
 
     def metric(self, name: str) -> Metric | None:
         """Return a metric of grps' monitor, built in or a model's own."""

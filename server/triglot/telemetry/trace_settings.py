@@ -72,8 +72,8 @@ class Scope:
     def sample(self) -> tuple[str, ...]:
         """Count a request and return the level at which it is traced; empty: not traced."""
         level: tuple[str, ...] = self.value(LEVEL)
-        counted = self.holder(COUNT)
-        left = counted.own[COUNT]
+        holder = self.holder(COUNT)
+        left = holder.own[COUNT]
         if not level or left == 0:
             return ()
         rated = self.holder(RATE)
@@ -82,7 +82,7 @@ class Scope:
             return ()
         rated._seen = 0
         if left > 0:
-            counted.own[COUNT] = left - 1
+            holder.own[COUNT] = left - 1
         return level
 
     def change(self, values: Mapping[str, Any]) -> None:

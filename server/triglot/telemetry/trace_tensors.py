@@ -24,7 +24,7 @@ class Snapshot:
     datatype: str
     shape: Sequence[int]
     elements: Array | list[Any] | bytes
-    whole: bool
+    is_complete: bool
 
     def text(self) -> dict[str, str]:
         """Return the tensor as written to the file: all values are texts, as in Triton."""
@@ -37,7 +37,7 @@ class Snapshot:
             words = [str(int(item) if isinstance(item, bool) else item) for item in elements.tolist()]
         return {
             "name": self.name,
-            "data": ",".join(words if self.whole else [*words, "..."]),
+            "data": ",".join(words if self.is_complete else [*words, "..."]),
             "shape": ",".join(map(str, self.shape)),
             "dtype": self.datatype,
         }
@@ -67,18 +67,18 @@ def _of_raw(tensor: InputTensor, data: Buffer) -> Snapshot:
 
 
 def _of_array(name: str, datatype: str, shape: Sequence[int], array: Array) -> Snapshot:
-    whole = array.size <= MAX_ELEMENTS
+    is_complete = array.size <= MAX_ELEMENTS
     if datatype != "BYTES":
-        return Snapshot(name, datatype, shape, numbers_of(array).flat[:MAX_ELEMENTS], whole)
+        return Snapshot(name, datatype, shape, numbers_of(array).flat[:MAX_ELEMENTS], is_complete)
     texts: list[Any] = []
     room = MAX_TEXT
     for item in islice(array.flat, MAX_ELEMENTS):
         text = item[:room] if isinstance(item, bytes | str) else str(item)[:room]
         texts.append(text)
         if (room := room - len(text)) <= 0:
-            whole = False
+            is_complete = False
             break
-    return Snapshot(name, datatype, shape, texts, whole)
+    return Snapshot(name, datatype, shape, texts, is_complete)
 
 
 def _unpacked(data: bytes) -> list[bytes]:

@@ -202,7 +202,7 @@ class Tracer:
         before: Trace | None = call.trace
         scope = None
         if before is None:
-            if call.reach is not no_models or not call.counted:
+            if call.reach is not no_models or not call.is_counted:
                 return None  # A model's call outside of any trace, or a warm-up.
             scope = self._models.get(model, self._server)
             level = scope.scope.sample()
@@ -297,7 +297,7 @@ class Tracer:
                 scope.own.pop(key, None)
             else:
                 scope.change({key: self._start.value(key)})
-        on = any(one.scope.value(LEVEL) for one in (self._server, *self._models.values()))
+        on = any(model.scope.value(LEVEL) for model in (self._server, *self._models.values()))
         if with_spans and self.spans is not None:
             self.spans.switch(int(on))
         else:

@@ -34,13 +34,13 @@ def inflate(body: bytes, window_bits: int, limit: int, grow: Grow) -> bytes:
         if members == MAX_GZIP_MEMBERS:
             raise DamagedBody(f"the compressed request body has more than {MAX_GZIP_MEMBERS} members")
         try:
-            rest, ended = inflate_stream(rest, window_bits, limit - len(inflated), grow, inflated)
+            rest, is_complete = inflate_stream(rest, window_bits, limit - len(inflated), grow, inflated)
         except zlib.error as error:
             raise DamagedBody(f"the compressed request body is damaged: {error}") from None
         members += 1
         if len(inflated) > limit:
             raise InflatedTooLarge(f"the compressed request body holds more than {limit} bytes")
-        if not ended:
+        if not is_complete:
             raise DamagedBody("the compressed request body is damaged: it is truncated")
         if rest and window_bits == WINDOW_BITS["deflate"]:  # Only gzip may have several members.
             raise DamagedBody("the compressed request body is damaged: data follows its end")

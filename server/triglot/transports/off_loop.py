@@ -38,10 +38,10 @@ class OneAtATime:
 
     def _begin(self, work: Callable[[], T]) -> asyncio.Future[T]:
         running = self._loop.run_in_executor(None, work)
-        running.add_done_callback(self._ended)
+        running.add_done_callback(self._on_end)
         return running
 
-    def _ended(self, _: asyncio.Future[Any]) -> None:
+    def _on_end(self, _: asyncio.Future[Any]) -> None:
         self._turn.release()
 
 

@@ -70,8 +70,8 @@ class DynamicBatcher:
         place = Waiting(member, 1, _ANY, now, latest_start=latest_start_of(deadline, now))
         self._queue.put(place, wakes=False)
         try:
-            while (batch := self._queue.take(lambda: place.gone)) is not None:
-                self._execute([one.work for one in batch.members], batch.reason)
+            while (batch := self._queue.take(lambda: place.is_removed)) is not None:
+                self._execute([member.work for member in batch.members], batch.reason)
         finally:
             self._queue.discard(place)
         member.done.wait()

@@ -197,11 +197,11 @@ def _joined(requests: Sequence[Arrays]) -> Arrays:
 def _layout(arrays: Arrays) -> tuple[bool, dict[str, tuple[Any, ...]]]:
     """Return the properties that must be equal in all requests of a batch."""
     labelled = _labelled(arrays)
-    return isinstance(arrays, dict), {label: (one.dtype, one.shape[1:]) for label, one in labelled.items()}
+    return isinstance(arrays, dict), {label: (array.dtype, array.shape[1:]) for label, array in labelled.items()}
 
 
 def _described(arrays: Arrays) -> str:
     return ", ".join(
-        f"{label} {one.dtype} [?{''.join(f',{dim}' for dim in one.shape[1:])}]"
-        for label, one in _labelled(arrays).items()
+        f"{label} {array.dtype} [?{''.join(f',{dim}' for dim in array.shape[1:])}]"
+        for label, array in _labelled(arrays).items()
     )

@@ -77,7 +77,7 @@ class CompiledProgram:
 
     def __call__(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """Run the program. Raise `RefusedInputs` for tensors that fail its checks, if these are enabled."""
-        leaves = [tensors[one.name].to(self.device) for one in self.inputs]
+        leaves = [tensors[tensor.name].to(self.device) for tensor in self.inputs]
         arguments, named = tree_unflatten(leaves, self._in_spec)
         try:
             result = self._model(*arguments, **named)
@@ -85,7 +85,7 @@ class CompiledProgram:
             if (text := str(error)).startswith(_REFUSALS):
                 raise RefusedInputs(text.splitlines()[0]) from None
             raise
-        return {one.name: tensor for one, tensor in zip(self.outputs, tree_flatten(result)[0], strict=True)}
+        return {output.name: tensor for output, tensor in zip(self.outputs, tree_flatten(result)[0], strict=True)}
 
     def may_own(self, _: torch.Tensor) -> bool:
         """Return True, as nothing shows whether the tensor is one of its constants."""

@@ -189,7 +189,7 @@ class DecoupledModel(TritonModel):
             return
         started.set_result(None)
         while batch := self._queue.take(lambda: self._ends(instance)):
-            works = [one.work for one in batch.members]
+            works = [request.work for request in batch.members]
             del batch
             self._execute(instance, works)
             works.clear()  # Released while this thread waits.

@@ -75,7 +75,7 @@ class TritonError:
         try:
             self._code = TritonErrorCode(code)
         except ValueError:
-            names = ", ".join(one.name for one in TritonErrorCode)
+            names = ", ".join(code.name for code in TritonErrorCode)
             raise TypeError(f"TritonError: code: expected one of TritonError's {names}, got {code!r}") from None
         self._message = text(message, "TritonError: message")
 

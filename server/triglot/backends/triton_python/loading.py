@@ -70,7 +70,8 @@ def model_of(file: Path, config: Configured, model_class: type[Any], modules: Tr
         groups = complete(config, context.name, file.name)["instance_group"]
         with_groups = {**completed, "instance_group": groups}
         return [
-            Instance(model_class, file, one, context) for one in _arguments(file, config, with_groups, context)
+            Instance(model_class, file, argument, context)
+            for argument in _arguments(file, config, with_groups, context)
         ]
 
     instances = instances_for(config)

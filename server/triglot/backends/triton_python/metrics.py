@@ -112,7 +112,7 @@ class MetricFamily:
             raise TritonModelException(
                 f"metric '{name}': buckets: expected none for a {self._family.kind}, got {buckets!r}"
             )
-        limits = [_number(one) for one in buckets or ()]
+        limits = [_number(bucket) for bucket in buckets or ()]
         try:
             return Metric(self._metrics, self._family, self._metrics.metric(self._family, labels, limits))
         except ValueError as error:
@@ -125,7 +125,7 @@ def metric_family_class(context: ModelContext | None) -> type[MetricFamily]:
 
 
 def _are_texts(labels: Any) -> bool:
-    return isinstance(labels, Mapping) and all(isinstance(part, str) for one in labels.items() for part in one)
+    return isinstance(labels, Mapping) and all(isinstance(part, str) for item in labels.items() for part in item)
 
 
 def _number(value: Any) -> float:

@@ -80,8 +80,8 @@ class Logger:
 
 _SHARED: Mapping[str, Any] = MappingProxyType(
     {
-        one.__name__: one
-        for one in (
+        member.__name__: member
+        for member in (
             Tensor,
             Logger,
             LogLevel,

@@ -295,4 +295,7 @@ def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> 
 
 def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:
     """Return the output with that name, or None."""
-    return next((one for one in inference_response.output_tensors() if one.name() == name), None)
+    return next(
+        (output_tensor for output_tensor in inference_response.output_tensors() if output_tensor.name() == name),
+        None,
+    )

@@ -36,14 +36,14 @@ class LocalBody(Body):
         """See `Body`."""
         return self._connection
 
-    def ended(self) -> str:
+    def exit_reason(self) -> str:
         """See `Body`."""
         status = self._popen.poll()
-        return "" if status is None else _ended(status)
+        return "" if status is None else _exit_text(status)
 
     def why_closed(self) -> str:
         """See `Body`."""
-        return self.ended() if self.wait(_STATUS_SECONDS) else "closed its connection"
+        return self.exit_reason() if self.wait(_STATUS_SECONDS) else "closed its connection"
 
     def wait(self, timeout: float | None) -> bool:
         """See `Body`."""
@@ -76,7 +76,7 @@ def _spawned(command: Sequence[str], variables: Mapping[str, str], passed: int) 
     )
 
 
-def _ended(status: int) -> str:
+def _exit_text(status: int) -> str:
     if status >= 0:
         return f"exited with status {status}"
     try:

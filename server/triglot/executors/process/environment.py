@@ -89,16 +89,16 @@ class Environment(Place):
         python = str(folder / "bin" / "python")
         printed = self._run(folder, _activated(folder, [python, "-c", _LOOK, "numpy", LENT]))
         # The activation script may print, too: only the last line counts.
-        version, there = json.loads(printed.rpartition("\n")[2])
+        version, modules = json.loads(printed.rpartition("\n")[2])
         if tuple(version) < OLDEST_PYTHON:
             oldest = ".".join(map(str, OLDEST_PYTHON))
             raise ModelLoadError(
                 f"{self._path}: its Python is {version[0]}.{version[1]}, expected {oldest} or newer"
             )
-        if LENT not in there and tuple(version) == sys.version_info[:2]:
+        if LENT not in modules and tuple(version) == sys.version_info[:2]:
             self._lent = {LENT: _folder_of(LENT)}  # A compiled package, which fits only the same Python version.
-            there.append(LENT)
-        if missing := [one for one in ("numpy", LENT) if one not in there]:
+            modules.append(LENT)
+        if missing := [module for module in ("numpy", LENT) if module not in modules]:
             raise ModelLoadError(
                 f"{self._path}: its Python has no {' and no '.join(missing)}; install it there: "
                 f"pip install {' '.join(missing)}"
@@ -131,8 +131,8 @@ class Environment(Place):
                 raise
             printed, errors = (_text(file) for file in (out, err))
         if program.returncode:
-            said = f": {errors.rpartition(chr(10))[2][:500]}" if errors else ""
-            raise ValueError(f"{folder / 'bin' / 'python'} exited with status {program.returncode}{said}")
+            error_text = f": {errors.rpartition(chr(10))[2][:500]}" if errors else ""
+            raise ValueError(f"{folder / 'bin' / 'python'} exited with status {program.returncode}{error_text}")
         return printed
 
     def start(self, program: Program, number: int) -> LocalBody:

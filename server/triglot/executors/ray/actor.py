@@ -93,7 +93,7 @@ class Instance:
         child = Child(session)
         threading.Thread(target=child.beat, args=(os.getppid(),), daemon=True).start()
         # Reads frames while a call runs, so that the next call has arrived when that one ends.
-        threading.Thread(target=session.channel.read_until_gone, daemon=True).start()
+        threading.Thread(target=session.channel.read_until_closed, daemon=True).start()
         child.run()
         if self._files is not None:
             self._files.close()

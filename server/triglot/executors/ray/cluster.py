@@ -72,7 +72,7 @@ class ActorBody(Body):
     def connect(self) -> socket.socket:
         """See `Body`. Waits until Ray has placed it."""
         self._settled.wait()
-        if why := self.ended():
+        if why := self.exit_reason():
             raise ModelLoadError(f"{self._file}: its actor {why}", Code.UNAVAILABLE)
         host, port = self._placed["address"]
         try:
@@ -106,7 +106,7 @@ class ActorBody(Body):
         self.over.set()
         self._settled.set()
 
-    def ended(self) -> str:
+    def exit_reason(self) -> str:
         """See `Body`."""
         if not self.over.is_set():
             return ""
@@ -115,7 +115,7 @@ class ActorBody(Body):
     def why_closed(self) -> str:
         """See `Body`. Of a lost node, Ray reports the reason later; the calls there do not wait for that."""
         self.over.wait(REASON_SECONDS)
-        return self.ended() or f"closed its connection on node {self._placed['node']}"
+        return self.exit_reason() or f"closed its connection on node {self._placed['node']}"
 
     def wait(self, timeout: float | None) -> bool:
         """See `Body`."""
@@ -219,7 +219,7 @@ class Cluster:
 
     def _start_driver(self) -> None:
         ours, theirs = socket.socketpair()
-        path = [str(one) for one in sys.path]
+        path = [str(entry) for entry in sys.path]
         output = log_descriptor()
         with theirs:
             self._driver = subprocess.Popen(

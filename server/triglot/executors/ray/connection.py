@@ -100,11 +100,11 @@ def accept(listener: socket.socket, secret: bytes, timeout: float) -> socket.soc
     running: dict[socket.socket, _Handshake] = {}  # The oldest first.
     try:
         while True:
-            next_end = min([until, *[one.until for one in running.values()]])
+            next_end = min([until, *[handshake_begun.until for handshake_begun in running.values()]])
             ready = wait([listener, *running], _seconds_until(next_end))
             if (now := time.monotonic()) >= until:
                 raise TimeoutError(f"the server has not connected within {timeout:g} s")
-            for connection in [one for one in running if one in ready]:
+            for connection in [connected for connected in running if connected in ready]:
                 try:
                     if running[connection].receive():
                         del running[connection]

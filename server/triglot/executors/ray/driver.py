@@ -49,7 +49,7 @@ def main() -> None:
     try:
         ray.init(address=address, namespace=NAMESPACE, logging_level="warning", **local)
     except Exception as error:
-        driver.say({"failed": f"cannot connect to the Ray cluster at {address!r}: {reason_of(error)}"})
+        driver.send_event({"failed": f"cannot connect to the Ray cluster at {address!r}: {reason_of(error)}"})
         return
     threading.Thread(
         target=_end_without_node, args=(ray.get_runtime_context().get_node_id(),), daemon=True
@@ -79,7 +79,7 @@ class Driver:
         self._archives: WeakValueDictionary[str, Archive] = WeakValueDictionary()
         """By digest of the files, as long as actors that need them are being started."""
 
-    def say(self, event: Mapping[str, Any]) -> None:
+    def send_event(self, event: Mapping[str, Any]) -> None:
         """Send an event to the server. On any thread."""
         with self._sending, suppress(OSError):
             self._server.sendall(json.dumps(event).encode() + b"\n")
@@ -99,11 +99,11 @@ class Driver:
             actor, opened = self._opened(name, order)
         except BaseException as error:
             self._kill({"kill": name})
-            self.say({"actor": name, "state": "ended", "why": f"could not be started: {reason_of(error)}"})
+            self.send_event({"actor": name, "state": "ended", "why": f"could not be started: {reason_of(error)}"})
             return
-        ended = actor.serve.remote()
-        self.say({"actor": name, "state": "placed", **opened})
-        self.say({"actor": name, "state": "ended", "why": _wait_for_end(actor, ended)})
+        actor_end = actor.serve.remote()
+        self.send_event({"actor": name, "state": "placed", **opened})
+        self.send_event({"actor": name, "state": "ended", "why": _wait_for_end(actor, actor_end)})
         self._kill({"kill": name})
 
     def _opened(self, name: str, order: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -113,7 +113,7 @@ class Driver:
         archive, digest = self._archive(order["files"]) if order["files"] else (None, "")
         opened = actor.open.remote(digest, [] if archive is None else archive.parts)
         while not ray.wait([opened], timeout=_PENDING_SECONDS)[0]:
-            self.say({"actor": name, "state": "pending"})
+            self.send_event({"actor": name, "state": "pending"})
         return actor, ray.get(opened)
 
     def _archive(self, files: Mapping[str, str]) -> tuple[Archive, str]:
@@ -127,15 +127,15 @@ class Driver:
             return archive, digest
 
 
-def _wait_for_end(actor: Any, ended: Any) -> str:
+def _wait_for_end(actor: Any, actor_end: Any) -> str:
     """Return the reason for the actor's end, as far as Ray knows it. Blocks until then."""
     while True:
         try:
-            ray.get(ended)
+            ray.get(actor_end)
         except ActorUnavailableError:
             # Ray does not know yet whether the actor has ended; a later call returns that.
             time.sleep(_UNAVAILABLE_SECONDS)
-            ended = actor.serve.remote()
+            actor_end = actor.serve.remote()
         except BaseException as error:
             return reason_of(error)
         else:

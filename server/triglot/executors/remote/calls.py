@@ -62,14 +62,14 @@ class CallState(Mailbox):
     `cancelled`: the numbers of the call and its members of whose cancellation the process knows.
     """
 
-    __slots__ = ("answered", "call", "cancelled", "ended", "number", "orphaned", "since", "tasks")
+    __slots__ = ("answered", "call", "cancelled", "has_ended", "number", "orphaned", "since", "tasks")
 
     def __init__(self, number: int, call: Call) -> None:
         super().__init__()
         self.number = number
         self.call = call
         self.since = time.monotonic()
-        self.answered = self.ended = self.orphaned = False
+        self.answered = self.has_ended = self.orphaned = False
         self.cancelled: set[int] = set()
         self.tasks: set[asyncio.Task[None]] = set()
 
@@ -107,7 +107,7 @@ class Calls:
         self._last = 0
         self._lost = ""
         """Why the process has closed its connection; "" before."""
-        channel.deliver, channel.on_gone = self._deliver, self._on_gone
+        channel.deliver, channel.on_close = self._deliver, self._on_close
 
     # --- calls ---
 
@@ -150,7 +150,7 @@ class Calls:
                     del answer
             return _returned(message)
         finally:
-            if not state.ended:
+            if not state.has_ended:
                 await self._end(state)
 
     async def stream(self, inputs: Inputs, call: Call) -> AsyncGenerator[Any, None]:
@@ -167,7 +167,7 @@ class Calls:
                 self._go_on(state)
             _returned(message)
         finally:
-            if not state.ended:
+            if not state.has_ended:
                 await self._end(state)
 
     def _begin(self, kind: Kind, content: Content, call: Call) -> CallState:
@@ -189,7 +189,7 @@ class Calls:
             self._channel.send(kind, call=state.number, text=text, placed=placed, box=state)
         except FrameError:
             with self._channel.lock:
-                self._ended(state)
+                self._on_end(state)
             raise
         return state
 
@@ -211,12 +211,12 @@ class Calls:
                 await self._drain(state)
         finally:
             with self._channel.lock:
-                if not state.ended:
+                if not state.has_ended:
                     state.orphaned = True
                     self.orphaned += 1
 
     async def _drain(self, state: CallState) -> None:
-        while not state.ended or state.messages:
+        while not state.has_ended or state.messages:
             with suppress(Exception):
                 await self._channel.take(state)
 
@@ -228,8 +228,8 @@ class Calls:
         return text, self._channel.place(inputs)
 
     def _list(self, inputs: Sequence[Inputs], call: Call) -> tuple[bytes, Placed]:
-        rows = [packed(one) for one in inputs]
-        text = dumps({**self._fields(call), "counts": [len(one) for one in rows]})
+        rows = [packed(tensor) for tensor in inputs]
+        text = dumps({**self._fields(call), "counts": [len(row) for row in rows]})
         return text, self._channel.place_all(itertools.chain.from_iterable(rows))
 
     # --- received, under the channel's lock ---
@@ -247,7 +247,7 @@ class Calls:
             self._ask(self._own if number == 0 else state, message)
         elif state is not None:
             if kind in OUTCOMES:
-                self._ended(state)
+                self._on_end(state)
                 if kind is Kind.FAILED and "lost" in message.fields:
                     self._kill(message.fields["lost"])
             state.answered = True
@@ -262,20 +262,20 @@ class Calls:
         elif kind is not Kind.BEAT:  # Which is heard by having arrived.
             self._kill("sent a response to an unknown call; process killed")
 
-    def _ended(self, state: CallState) -> None:
-        state.ended = True
+    def _on_end(self, state: CallState) -> None:
+        state.has_ended = True
         self._states.pop(state.number, None)
         self.orphaned -= state.orphaned
         if state.tasks:
             self._on_loop(_cancel_all, state.tasks)
 
-    def _on_gone(self) -> None:
+    def _on_close(self) -> None:
         """End all calls, with `NotBegun` those that were not sent: the process has closed its connection."""
         why, program = self._why_lost(), self._program
         with self._channel.lock:
             self._lost = why
             for state in [*self._states.values(), *([self._own] if self._own else [])]:
-                self._ended(state)
+                self._on_end(state)
                 text = f"{program.name}: the {program.kind} that ran the request {why}"
                 lost = Unavailable(text) if state.answered else Lost(text)
                 state.put(lost if state.sent else NotBegun(why))
@@ -299,7 +299,7 @@ class Calls:
         self._questions[question] = box, task
         state.tasks.add(task)
         task.add_done_callback(partial(self._answered, state, question))
-        if state.ended:
+        if state.has_ended:
             task.cancel()
 
     def _go_on_or_stop(self, kind: Kind, question: int) -> None:

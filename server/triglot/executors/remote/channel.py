@@ -56,7 +56,7 @@ SOON = 400e-6
 """Seconds of busy-waiting, unless the last frame took longer to arrive; in that time a sender can place 1 MiB."""
 
 
-class Gone(Exception):
+class PeerClosed(Exception):
     """The other side has closed the channel, or has sent invalid bytes."""
 
 
@@ -149,14 +149,14 @@ class Channel:
         self.socket = end
         self.shares_memory = shares_memory
         self.deliver: Callable[[Message], object] = _drop
-        self.on_gone: Callable[[], object] = _nothing
+        self.on_close: Callable[[], object] = _nothing
         self.wakeful = False
         """Whether to busy-wait for a frame that is likely to arrive soon."""
         self.unattended = False
         """Whether nobody may be reading while a coroutine waits."""
-        self.heard = 0
+        self.received_count = 0
         """Grows with what is received."""
-        self.gone = False
+        self.peer_closed = False
         """Whether the other side is known to be gone."""
         self.arena = Arena()
         self.lock = threading.Lock()
@@ -297,14 +297,14 @@ class Channel:
                 else:
                     self._read()
 
-    def read_until_gone(self) -> None:
+    def read_until_closed(self) -> None:
         """Read until the other side is gone. On a thread of its own."""
-        self.wait(lambda: self.gone)
+        self.wait(lambda: self.peer_closed)
 
     def poll(self) -> None:
         """Deliver what has arrived, unless another thread reads. Does not block."""
         with self.lock:
-            while not (self._reading or self.gone) and (self._reader.complete or self._poll.poll(0)):
+            while not (self._reading or self.peer_closed) and (self._reader.complete or self._poll.poll(0)):
                 self._read()
 
     def _read(self) -> None:
@@ -313,15 +313,15 @@ class Channel:
         message = None
         try:
             message = self.receive()
-        except Gone:
-            self.on_gone()
+        except PeerClosed:
+            self.on_close()
         finally:
             self.lock.acquire()
             self._reading = False
             if self._waiting:
                 self._turn.notify_all()
         if message is None:
-            self.gone = True
+            self.peer_closed = True
         else:
             self.deliver(message)
 
@@ -337,7 +337,7 @@ class Channel:
             if frame.released:
                 self.arena.release(frame.released)
         except (OSError, ValueError, TypeError, LookupError, OverflowError) as error:
-            raise Gone(str(error)) from error
+            raise PeerClosed(str(error)) from error
         return Message(frame.kind, frame.call, frame.text, named)
 
     def _tensors(self, frame: Frame, places: tuple[Place, ...]) -> Named:
@@ -360,8 +360,8 @@ class Channel:
         view = base.data[self._reader.take(base.data) :]
         while view:
             if not (count := self.socket.recv_into(view)):
-                raise Gone("the connection was closed")
-            self.heard += 1
+                raise PeerClosed("the connection was closed")
+            self.received_count += 1
             view = view[count:]
         base.flags.writeable = False
         return arrays_at(base, places)
@@ -375,11 +375,11 @@ class Channel:
         self._soon = self.wakeful and time.monotonic() < until
         for level, kind, content in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                whole = len(content) - len(content) % _DESCRIPTOR
-                self._descriptors.extend(array.array("i", content[:whole]))
+                complete_bytes = len(content) - len(content) % _DESCRIPTOR
+                self._descriptors.extend(array.array("i", content[:complete_bytes]))
         if not data:
-            raise Gone("the connection was closed")
-        self.heard += 1
+            raise PeerClosed("the connection was closed")
+        self.received_count += 1
         self._reader.feed(data)
 
     def has_unread(self) -> bool:
@@ -397,7 +397,7 @@ class Channel:
 
     def close(self) -> None:
         """Close it. No thread may be sending or receiving."""
-        self.gone = True
+        self.peer_closed = True
         with self._sending:
             self._drop_unsent()
         self.socket.close()

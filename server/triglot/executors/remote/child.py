@@ -135,14 +135,14 @@ class Worker:
             stopped = state.stopped and isinstance(error, asyncio.CancelledError)
             self._fail(state, kind, _cancelled() if stopped else error)
             return
-        self._ended(state)
+        self._on_end(state)
         try:
             session.send(Kind.DONE, state.number, text, placed)
         except FrameError as error:
             failure = Internal(f"model '{self._name}' returned outputs that cannot be sent to the server: {error}")
             session.send(Kind.FAILED, state.number, dumps(error_fields(failure)))
 
-    def _ended(self, state: CallState) -> None:
+    def _on_end(self, state: CallState) -> None:
         if self._loop is None:
             self._current = None
         state.end()
@@ -150,7 +150,7 @@ class Worker:
     def _fail(self, state: CallState, kind: Kind, error: BaseException) -> None:
         """Send the error of a call that a frame of `kind` began."""
         fields = load_failure_fields(error, self._file) if kind is Kind.START else failure_fields(error)
-        self._ended(state)
+        self._on_end(state)
         self._session.send(Kind.FAILED, state.number, dumps(fields))
 
     async def _outcome(self, state: CallState, message: Message) -> Ready | None:
@@ -225,7 +225,7 @@ class InstanceConfig(ModelConfig):
     @classmethod
     def of(cls, config: ModelConfig, instance: int) -> InstanceConfig:
         """Return the configuration as this instance sees it: `execution` is "thread", in its own process."""
-        named = {one.name: getattr(config, one.name) for one in fields(ModelConfig)}
+        named = {field.name: getattr(config, field.name) for field in fields(ModelConfig)}
         return cls(**{**named, "execution": "thread"}, instance=instance)
 
     @property
@@ -287,7 +287,7 @@ class Child:
         worker = Worker(session, model, file)
         # Not for `async def` code: the thread of its event loop needs the interpreter's lock meanwhile.
         channel = session.channel
-        channel.wakeful = session.serial and channel.shares_memory and _runs_beside_server()
+        channel.wakeful = session.serial and channel.shares_memory and _has_core_of_its_own()
         while (state := session.next()).kind is not Kind.END:
             worker.serve(state)
             del state
@@ -381,15 +381,15 @@ def _run_on(cpus: Any, instance: int) -> None:
     wanted = cpus[instance % len(cpus)]
     if not hasattr(os, "sched_setaffinity"):
         raise ValueError(f"cpus: expected none, as this system cannot bind processes to CPUs; got {list(cpus)}")
-    there = sorted(usable_cpus())
-    if wanted not in there:
-        raise ValueError(f"cpus: expected CPUs that this server may use, {there}, got {wanted}")
+    available = sorted(usable_cpus())
+    if wanted not in available:
+        raise ValueError(f"cpus: expected CPUs that this server may use, {available}, got {wanted}")
     # All threads, also those that libraries have started when they were imported.
     for thread in Path("/proc/self/task").iterdir():
         with suppress(ProcessLookupError):
             os.sched_setaffinity(int(thread.name), [wanted])
 
 
-def _runs_beside_server() -> bool:
+def _has_core_of_its_own() -> bool:
     """Return whether this process and its parent can run on different CPUs at the same time."""
     return len(usable_cpus() | usable_cpus(os.getppid())) > 1 and thread_limit() != 1

@@ -101,10 +101,10 @@ def answer_of(message: Message) -> Any:
     tensors = message.tensors
     if not message.text:
         return tensors
-    return message.fields.get("result") if tensors is None else _whole(tensors, message.fields)
+    return message.fields.get("result") if tensors is None else _result_with_tensors(tensors, message.fields)
 
 
-def _whole(tensors: dict[str, Array], fields: Mapping[str, Any]) -> dict[str, Any]:
+def _result_with_tensors(tensors: dict[str, Array], fields: Mapping[str, Any]) -> dict[str, Any]:
     if fields.keys().isdisjoint(_NON_TENSOR_FIELDS):
         return tensors
     final, partial = fields.get("final", False), fields.get("partial", False)
@@ -145,8 +145,8 @@ def list_rows(answers: Sequence[Any], model: str) -> tuple[list[Row], list[dict[
 def list_of(message: Message, error_of: Any) -> list[Any]:
     """Return the received responses; for each that failed, what `error_of` returns for its error's fields."""
     fields: list[dict[str, Any]] = message.fields["answers"]
-    groups = grouped(message.named or (), (one.get("count", 0) for one in fields))
+    groups = grouped(message.named or (), (field.get("count", 0) for field in fields))
     return [
-        error_of(one["error"]) if "error" in one else _whole(tensors, one)
-        for one, tensors in zip(fields, groups, strict=True)
+        error_of(field["error"]) if "error" in field else _result_with_tensors(tensors, field)
+        for field, tensors in zip(fields, groups, strict=True)
     ]

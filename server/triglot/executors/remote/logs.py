@@ -51,8 +51,8 @@ def switches() -> Switches:
 def _handler() -> logging.Handler | None:
     """Return the first handler of the root logger that a process can reproduce; None without one."""
     handlers = logging.getLogger().handlers
-    plain = (one for one in handlers if type(one) in _KINDS_OF_HANDLERS)
-    return next((one for one in plain if one.formatter is not None), None)
+    plain = (handler for handler in handlers if type(handler) in _KINDS_OF_HANDLERS)
+    return next((handler for handler in plain if handler.formatter is not None), None)
 
 
 def _is_on(name: str, kind: int, handler: logging.Handler | None) -> bool:

@@ -61,7 +61,7 @@ class Body(ABC):
         """Return the connection to it, once it runs. Blocks. Raise `ModelLoadError`."""
 
     @abstractmethod
-    def ended(self) -> str:
+    def exit_reason(self) -> str:
         """Return why it has ended; "" while it runs."""
 
     @abstractmethod

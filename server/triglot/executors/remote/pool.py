@@ -137,7 +137,7 @@ class Pool:
         self._restarts = {"ended": 0, "hung": 0}
         self._load_seconds = 0.0
         self._closed = False
-        self._gone: list[Process] = []
+        self._removed: list[Process] = []
         self._threads = threading.local()
         """Of models with sequences: the number of each thread's process, and how often that had been lost."""
         self._numbers = itertools.count()
@@ -185,16 +185,16 @@ class Pool:
             if self._closed:
                 return
             self._slots = [slot for slot in self._slots if slot not in removed]
-            ended = [slot.process for slot in removed if slot.process is not None]
+            stopping = [slot.process for slot in removed if slot.process is not None]
             loading = [slot.loading for slot in removed if slot.loading is not None]
-            self._gone += [*ended, *loading]
-            self.live -= len(ended)
+            self._removed += [*stopping, *loading]
+            self.live -= len(stopping)
         for process in loading:
             process.kill("was stopped")
-        for process in ended:
+        for process in stopping:
             process.ask_to_end()
         until = time.monotonic() + self._policy.end_timeout
-        for process in ended:
+        for process in stopping:
             process.end(max(0.0, until - time.monotonic()), self._policy.kill_timeout)
 
     def _fill(self, slot: Slot) -> dict[str, Any]:
@@ -210,12 +210,12 @@ class Pool:
             process.kill("could not load its model")
             with self._free:
                 slot.loading = None
-                self._gone.append(process)
+                self._removed.append(process)
             raise
         with self._free:
             slot.loading = None
             if process.lost:
-                self._gone.append(process)
+                self._removed.append(process)
                 raise ModelLoadError(f"{self.program.file}: its {self.program.kind} {process.lost}")
             slot.process, slot.begun = process, time.monotonic()
             self.live += 1
@@ -374,18 +374,18 @@ class Pool:
 
     def _forget(self) -> None:
         with self._free:
-            self._gone = [process for process in self._gone if not process.forget()]
+            self._removed = [process for process in self._removed if not process.forget()]
 
     def lose(self, process: Process) -> None:
         """Drop a lost process, and schedule its replacement. On any thread."""
         with self._free:
-            slot = next((one for one in self._slots if one.process is process), None)
+            slot = next((slot for slot in self._slots if slot.process is process), None)
             if slot is None:
                 return
             slot.process = None
             self._losses[slot.number] += 1
             self._report_loss(slot.number)
-            self._gone.append(process)
+            self._removed.append(process)
             self.live -= 1
             none_left = not self.live
             if self._closed or slot.removing:
@@ -442,13 +442,15 @@ class Pool:
         with self._free:
             self._closed = True
             self._free.notify_all()
-            there = self.processes()
-        for process in filter(which, there):
+            processes = self.processes()
+        for process in filter(which, processes):
             process.kill(why)
 
     def processes(self) -> list[Process]:
         """Return all processes: ready, loading, and lost ones that are not released yet."""
-        return [one for slot in self._slots for one in (slot.process, slot.loading) if one] + self._gone
+        return [
+            process for slot in self._slots for process in (slot.process, slot.loading) if process
+        ] + self._removed
 
     def check_ready(self) -> bool:
         """Return whether the readiness check of the model passes in every ready process. Blocks."""
@@ -466,21 +468,21 @@ class Pool:
             self.live = 0
         with suppress(RuntimeError):  # The interpreter ends.
             self._starter.submit(int).result()  # Until a start that was running has ended.
-        there = self.processes()
+        processes = self.processes()
         loading = {slot.loading for slot in self._slots}
-        for process in there:
+        for process in processes:
             if process in loading:
                 process.kill("was stopped")
             elif not process.lost:
                 process.ask_to_end()
         until = time.monotonic() + self._policy.end_timeout
-        for process in there:
+        for process in processes:
             process.end(max(0.0, until - time.monotonic()), self._policy.kill_timeout)
         self._over.set()
         self._monitor.join()
         with self._free:
             self._slots.clear()
-            self._gone.clear()
+            self._removed.clear()
         self._starter.shutdown()
         self._place.close()
 

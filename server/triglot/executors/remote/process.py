@@ -40,7 +40,7 @@ class Heartbeat:
         self._channel = channel
         self._pid = pid
         """Process id; None for a process on another machine, of which only the heartbeats can be observed."""
-        self._heard = 0
+        self._received_count = 0
         self._computed = 0.0 if pid is None else cpu_seconds(pid)
         self._looked = time.monotonic()
         self.silence = 0.0
@@ -52,9 +52,9 @@ class Heartbeat:
         # A long time between checks does not count in full: the whole machine may have been stopped.
         elapsed = min(now - self._looked, 2 * BEAT_SECONDS)
         self._looked = now
-        heard = self._channel.heard
-        if heard != self._heard:
-            self._heard, self.silence = heard, 0.0
+        received_count = self._channel.received_count
+        if received_count != self._received_count:
+            self._received_count, self.silence = received_count, 0.0
         elif self._channel.has_unread() or self._works(elapsed):
             self.silence = 0.0
         else:
@@ -148,7 +148,7 @@ class Process:
         self.capacity = math.inf if calls.on_loop else program.ray.max_inflight if self.body.remote else 1
         if calls.on_loop or self.body.remote:
             name = f"{program.name} reads"
-            self._reader = threading.Thread(target=self.channel.read_until_gone, name=name, daemon=True)
+            self._reader = threading.Thread(target=self.channel.read_until_closed, name=name, daemon=True)
             self._reader.start()
         return declared
 
@@ -168,7 +168,7 @@ class Process:
         Also reads what it has sent between calls, frees unused shared memory, and updates its log settings. On the
         monitor's thread.
         """
-        if why := self.body.ended():
+        if why := self.body.exit_reason():
             self.kill(why)
             return
         self.channel.poll()
@@ -192,7 +192,7 @@ class Process:
     def check_loading(self, timeout: float) -> None:
         """Check a process that loads its model, for at most `timeout` seconds."""
         begun = self.body.begun
-        if why := self.body.ended():
+        if why := self.body.exit_reason():
             self.kill(why)
         elif begun is not None and (age := time.monotonic() - begun) > timeout:
             self.kill(f"did not load its model within {age:.0f} s and was killed")
@@ -262,7 +262,7 @@ class Process:
 
     def forget(self) -> bool:
         """Release its resources if it has ended, and runs no calls; returns False if that is not so yet."""
-        if self.busy or not self.body.ended():
+        if self.busy or not self.body.exit_reason():
             return False
         self._close()
         return True

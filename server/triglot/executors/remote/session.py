@@ -56,7 +56,7 @@ class Session:
         self._questions = itertools.count(FIRST_QUESTION)
         self._new: deque[CallState] = deque()
         self._pid = os.getpid()
-        channel.deliver, channel.on_gone = self._deliver, end_at_once
+        channel.deliver, channel.on_close = self._deliver, end_at_once
 
     @property
     def serial(self) -> bool:
@@ -267,7 +267,7 @@ class CallState(Mailbox):
                 yield answer
                 del answer
                 if not self._follow_up(Kind.GO_ON, question):
-                    raise _ended()
+                    raise _call_over()
         finally:
             self._follow_up(Kind.STOP, question)
             self._session.forget(question)
@@ -275,7 +275,7 @@ class CallState(Mailbox):
     def _ask(self, asked: ModelCall | ModelTask | None, member: int | None) -> tuple[int, Mailbox]:
         with self._lock:  # The server may read its questions only while the call runs.
             if self._over:
-                raise _ended()
+                raise _call_over()
             return self._session.ask(self.number, asked, member)
 
     async def _answer(self, box: Mailbox) -> Any:
@@ -293,7 +293,7 @@ class CallState(Mailbox):
             return not self._over
 
 
-def _ended() -> Unavailable:
+def _call_over() -> Unavailable:
     return Unavailable("the call has ended: it can no longer call other models")
 
 
@@ -334,7 +334,9 @@ class RemoteCall(Call):
             self.permission = Permission(client)
         self.outlet = _Outlet(state, member)
         self.reach = partial(_reach, state, member)  # Does not refer to this object.
-        self._members = tuple(RemoteCall(state, one, index) for index, one in enumerate(fields.get("members", ())))
+        self._members = tuple(
+            RemoteCall(state, fields, index) for index, fields in enumerate(fields.get("members", ()))
+        )
 
     @property
     def log_ids(self) -> tuple[str, str]:

@@ -202,9 +202,9 @@ def placed_behind(rows: Iterable[Row]) -> Placed:
 def _bytes_of(data: Array | Stack, datatype: str) -> Array:
     """Return the elements' bytes in C order, without a copy for a contiguous array of this dtype."""
     if isinstance(data, Stack):
-        whole = np.empty(data.shape, DATATYPES[datatype].dtype)
-        data.copy_to(whole)
-        data = whole
+        joined = np.empty(data.shape, DATATYPES[datatype].dtype)
+        data.copy_to(joined)
+        data = joined
     array = np.ascontiguousarray(data, DATATYPES[datatype].dtype)
     return array.reshape(-1).view(np.uint8)
 
@@ -232,11 +232,11 @@ class Arena:
                 if isinstance(data, bytes):
                     region.memory[start : start + size] = data
                 elif size:
-                    there = np.ndarray(place.shape, DATATYPES[place.datatype].dtype, region.memory, start)
+                    placed = np.ndarray(place.shape, DATATYPES[place.datatype].dtype, region.memory, start)
                     if isinstance(data, Stack):
-                        data.copy_to(there)
+                        data.copy_to(placed)
                     else:
-                        np.copyto(there, data)
+                        np.copyto(placed, data)
         except BaseException:
             self.forget(region.number)
             if descriptor is not None:
@@ -246,9 +246,9 @@ class Arena:
 
     def _take(self, size: int) -> tuple[_Region, int | None]:
         with self._lock:
-            free = [one for one in self._regions.values() if one.size >= size and not one.busy]
+            free = [region for region in self._regions.values() if region.size >= size and not region.busy]
             if free:
-                region = min(free, key=lambda one: one.size)
+                region = min(free, key=lambda region: region.size)
                 region.busy, region.empty = True, False
                 return region, None
             self._last += 1
@@ -335,10 +335,10 @@ class Mirror:
             return np.frombuffer(memory[:end], np.uint8)
         base: Array = np.frombuffer(memory, np.uint8, end)
         base.flags.writeable = False
-        self._held[number] = weakref.ref(base, partial(self._ended, number))
+        self._held[number] = weakref.ref(base, partial(self._on_released, number))
         return base
 
-    def _ended(self, number: int, _: object) -> None:
+    def _on_released(self, number: int, _: object) -> None:
         del self._held[number]
         self._released.append(number)
 

@@ -25,7 +25,7 @@ from triglot.core.fast_json import check_depth, loads
 from triglot.core.tensor import Array
 from triglot.protocols.json.dialect import NUMBER_COST, JsonLimits
 
-WHOLE = 512 * 1024
+MAX_AT_ONCE = 512 * 1024
 PIECE = 128 * 1024
 """Longest list that is parsed at once, some 3 ms, and the pieces of a longer one, which fit the cache; in bytes.
 
@@ -34,7 +34,7 @@ The standard parser, which is used if there are NaN or Infinity, takes 5 ms for 
 MAX_STRINGS = 512
 MAX_REST = 64 * 1024
 """Most strings in a text, and its longest rest without lists of numbers in bytes; beyond, nothing is cut out."""
-COUNTED = 256 * 1024
+COUNT_BYTES = 256 * 1024
 MAX_RANK = 64
 """Most levels of lists; as many bytes are read at the ends of a list to see whether it only wraps one list."""
 _STRING = re.compile(rb'"([^"\\]*(?:\\.[^"\\]*)*)"', re.DOTALL)
@@ -153,7 +153,7 @@ class LargeArray:
     def numbers(self, kind: str) -> Array:
         """Return all elements flattened: "d" as float64, "i" as int64, "u" as uint64."""
         text, start, stop = self._place
-        if stop - start <= WHOLE:
+        if stop - start <= MAX_AT_ONCE:
             numbers = _numbers(kind, text[start:stop])
         else:
             numbers = np.concatenate(
@@ -166,7 +166,11 @@ class LargeArray:
     def __repr__(self) -> str:
         """Return the list's text for an error; only its beginning if it is long."""
         text, start, stop = self._place
-        return repr(json.loads(text[start:stop])) if stop - start <= WHOLE else repr(text[start : start + COUNTED])
+        return (
+            repr(json.loads(text[start:stop]))
+            if stop - start <= MAX_AT_ONCE
+            else repr(text[start : start + COUNT_BYTES])
+        )
 
     def check(self) -> None:
         """Make sure that the text is valid JSON, unless all numbers were read."""
@@ -240,9 +244,9 @@ def _shape_of(skeleton: bytes) -> tuple[int, ...]:
         end = skeleton.find(b"]" * (level + 1), rank)
         if end < 0:
             raise ValueError("brackets that do not match")
-        whole = end + level + 1 - (rank - 1 - level)
-        dims.append((whole - 1) // (length + 1))
-        length = whole
+        level_bytes = end + level + 1 - (rank - 1 - level)
+        dims.append((level_bytes - 1) // (length + 1))
+        length = level_bytes
     return tuple(reversed(dims))
 
 
@@ -256,8 +260,8 @@ def _skeleton_of(shape: tuple[int, ...]) -> bytes:
 
 def _skeleton(text: bytes, start: int, stop: int) -> bytes:
     """Return the brackets and commas of a text."""
-    places = range(start, stop, COUNTED)
-    return b"".join([text[at : min(at + COUNTED, stop)].translate(None, _NO_STRUCTURE) for at in places])
+    places = range(start, stop, COUNT_BYTES)
+    return b"".join([text[at : min(at + COUNT_BYTES, stop)].translate(None, _NO_STRUCTURE) for at in places])
 
 
 _NO_STRUCTURE = bytes(set(range(256)) - set(b"[],"))
@@ -267,7 +271,10 @@ def count(char: bytes, text: bytes, start: int = 0, stop: int | None = None) -> 
     """Return what `bytes.count` does, five times as fast for frequent bytes."""
     codes = np.frombuffer(text, np.uint8)[start:stop]
     return sum(
-        [int(np.count_nonzero(codes[at : at + COUNTED] == ord(char))) for at in range(0, len(codes), COUNTED)]
+        [
+            int(np.count_nonzero(codes[at : at + COUNT_BYTES] == ord(char)))
+            for at in range(0, len(codes), COUNT_BYTES)
+        ]
     )
 
 

@@ -171,15 +171,15 @@ class _Tree:
             ends = _unfinished(root, len(after))
         except (LookupError, TypeError, StopIteration):
             raise InvalidArgument(f"{self._dialect.error}: duplicate key in an object, {where}") from None
-        for whole, more in zip(reversed(self._open), reversed(begins), strict=True):
+        for opened, more in zip(reversed(self._open), reversed(begins), strict=True):
             if isinstance(more, list):
                 del more[0]
-                whole.extend(more)
+                opened.extend(more)
             else:
                 del more[_FIRST]
                 for key, value in more.items():
-                    if key not in whole or not self._dialect.keeps_first:
-                        whole[key] = value
+                    if key not in opened or not self._dialect.keeps_first:
+                        opened[key] = value
         if not self._open:
             self.root = root
         self._open = [

@@ -220,5 +220,7 @@ def _print_chunk(chunk: Array) -> bytes:
     if kind == "f" and b"n" in text:  # Part of null, which stands for NaN and Infinity.
         first, *parts = text.split(b"null")
         values = chunk[~np.isfinite(chunk)].tolist()
-        return first + b"".join(json.dumps(one).encode() + part for one, part in zip(values, parts, strict=True))
+        return first + b"".join(
+            json.dumps(value).encode() + part for value, part in zip(values, parts, strict=True)
+        )
     return text

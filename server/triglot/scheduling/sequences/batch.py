@@ -92,7 +92,7 @@ class SequenceTensors:
         """
         sizes = [array.shape[0] for array in inputs.values() if array.shape]
         rows = sizes[0] if self.batched and sizes else 1
-        own = {**self.controls.alone(rows), **self.states.alone(rows)}
+        own = {**self.controls.of_one_request(rows), **self.states.of_one_request(rows)}
         for name in own.keys() & inputs.keys():
             expected, got = own[name], inputs[name]
             if (got.dtype, got.shape) != (expected.dtype, expected.shape):
@@ -105,25 +105,25 @@ class SequenceTensors:
     @property
     def own_names(self) -> Collection[str]:
         """Names of the inputs that the server adds."""
-        return {**self.controls.alone(1), **self.states.alone(1)}.keys()
+        return {**self.controls.of_one_request(1), **self.states.of_one_request(1)}.keys()
 
 
 class SequenceBatch(Runnable):
     """A batch that an instance executes.
 
-    `ended` is called on the event loop, and the schedule then calls `report`.
+    `on_end` is called on the event loop, and the schedule then calls `report`.
     """
 
     def __init__(
         self,
         tensors: SequenceTensors,
         rows: Rows,
-        ended: Callable[[SequenceBatch], None],
+        on_end: Callable[[SequenceBatch], None],
     ) -> None:
         self.members = [row for row in rows if row is not None]
         self._tensors = tensors
         self._rows = rows
-        self._ended = ended
+        self._on_end = on_end
         self._times = BatchTimes()
         self.over = False
         """True once it has been executed. On the event loop."""
@@ -134,11 +134,11 @@ class SequenceBatch(Runnable):
         """Execute the batch. On the instance's thread."""
         self.bind()
         if len(self._rows) == 1:
-            self._run_alone(self.members[0], function, explain)
+            self._run_unbatched(self.members[0], function, explain)
         else:
             self._run_together(function, explain)
 
-    def _run_alone(self, request: SequenceRequest, function: Function, explain: Explain) -> None:
+    def _run_unbatched(self, request: SequenceRequest, function: Function, explain: Explain) -> None:
         def run_model(_: Inputs, call: Call) -> Any:
             request.executed = True
             answer = function(self._tensors.inputs(self._rows), call)
@@ -207,11 +207,11 @@ class SequenceBatch(Runnable):
     def deliver(self) -> None:
         """See `Runnable`."""
         self.over = True
-        self._ended(self)
+        self._on_end(self)
 
     def report(self) -> None:
         """Deliver the outcome of each request. On the event loop."""
-        if self._times.ended:
+        if self._times.end_time:
             self._times.count([member.work for member in self.members])
         for member in self.members:
             member.work.deliver()

@@ -43,7 +43,7 @@ class ControlTensors:
             made[control.name] = array.reshape(-1, 1) if self._batched else array
         return made
 
-    def alone(self, rows: int) -> dict[str, Array]:
+    def of_one_request(self, rows: int) -> dict[str, Array]:
         """Return the control inputs of `rows` sequences of one request each."""
         made = {}
         for control in self._controls:

@@ -85,10 +85,10 @@ class SequenceSchedule:
         self.empty.set()
         self._limit = limit
         self._tensors = SequenceTensors.of(model)
-        alone = self._tensors.decoupled or not self._tensors.batched
-        self._strategy = strategy_of(model, self._tensors.key, alone=alone)
+        unbatched = self._tensors.decoupled or not self._tensors.batched
+        self._strategy = strategy_of(model, self._tensors.key, unbatched=unbatched)
         self._table = SequenceTable(instances=len(executors), rows=self._strategy.rows, max_idle=batching.max_idle)
-        self._instances = [Instance(at, one) for at, one in enumerate(executors)]
+        self._instances = [Instance(at, closing) for at, closing in enumerate(executors)]
         self._defer = defer
         self._later = later
         self._clock = clock
@@ -197,9 +197,9 @@ class SequenceSchedule:
         return instance.executor
 
     def _release_drained(self) -> None:
-        for one in self._instances:
-            if one.drained is not None and not one.runs and self._table.is_drained(one.number):
-                one.drained.set()
+        for closing in self._instances:
+            if closing.drained is not None and not closing.runs and self._table.is_drained(closing.number):
+                closing.drained.set()
 
     def close(self) -> None:
         """See `Schedule`. Each sequence ends once none of its requests is queued or running."""
@@ -269,15 +269,15 @@ class SequenceSchedule:
             if heads:
                 self._choose(instance, heads)
         if self._closed and not self._table.waiting:
-            for one in self._instances:
-                one.executor.close()
+            for closing in self._instances:
+                closing.executor.close()
         if dropped:
             self._fail(dropped)
 
     def _choose(self, instance: Instance, heads: Sequence[SequenceRequest]) -> None:
         chosen = self._strategy.choose(heads, math.inf if self._closed else self._clock())
         if not isinstance(chosen, float):
-            batch = SequenceBatch(self._tensors, chosen.rows, partial(self._ended, instance))
+            batch = SequenceBatch(self._tensors, chosen.rows, partial(self._on_end, instance))
             if self._runs_on is not None:
                 batch.bind = partial(self._runs_on, instance.number, instance.losses)
             self._counts.add(chosen.reason, len(batch.members), len(batch.members))
@@ -291,7 +291,7 @@ class SequenceSchedule:
         elif chosen < math.inf:
             instance.timer = self._later(chosen, partial(self._form, instance))
 
-    def _ended(self, instance: Instance, batch: SequenceBatch) -> None:
+    def _on_end(self, instance: Instance, batch: SequenceBatch) -> None:
         instance.runs = False
         dropped = self._table.finish(batch.members, self._clock())
         try:
@@ -306,9 +306,9 @@ class SequenceSchedule:
     def _lose(self, number: int, losses: int, name: str) -> None:
         """End the sequences of an instance that has lost their state."""
         self._instances[number].losses = losses
-        before = self._table.ended["lost"]
+        before = self._table.end_counts["lost"]
         dropped = self._table.lose(number, self._clock())
-        if count := self._table.ended["lost"] - before:
+        if count := self._table.end_counts["lost"] - before:
             log.warning("%s was lost, which ended %d sequence%s", name, count, "s" if count > 1 else "")
         self._fail(dropped)
 
@@ -323,7 +323,7 @@ class SequenceSchedule:
         yield Reading("sequences_started", "Started sequences.", table.started, counter=True)
         for reason in REASONS:
             text = "Ended sequences, by reason."
-            yield Reading("sequences_ended", text, table.ended[reason], {"reason": reason}, counter=True)
+            yield Reading("sequences_ended", text, table.end_counts[reason], {"reason": reason}, counter=True)
 
 
 def _on_loop(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arguments: object) -> None:

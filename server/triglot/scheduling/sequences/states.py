@@ -55,7 +55,7 @@ class StateTensors:
             made[name] = joined(present, hosted=hosted)
         return made
 
-    def alone(self, rows: int) -> dict[str, Array]:
+    def of_one_request(self, rows: int) -> dict[str, Array]:
         """Return the initial states of `rows` sequences."""
         if not self._batched:
             return dict(self._initial)

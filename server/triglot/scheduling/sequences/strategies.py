@@ -39,16 +39,16 @@ Key = Callable[[SequenceRequest], object]
 """Return a value that is equal for requests that can share a batch."""
 
 
-def strategy_of(model: Model, key: Key, *, alone: bool) -> Strategy:
-    """Return the model's strategy; `alone`: each request is executed alone."""
+def strategy_of(model: Model, key: Key, *, unbatched: bool) -> Strategy:
+    """Return the model's strategy; `unbatched`: each request is executed by itself."""
     batching = model.sequence_batching
     if batching is None:
         raise ValueError("sequence_batching: expected a SequenceBatching, got None")
     rows = max(1, model.max_batch_size)
     if isinstance(batching.strategy, OldestStrategy):
         candidates = batching.strategy.max_candidate_sequences or rows
-        return Unbatched(candidates) if alone else Oldest(batching.strategy, key, rows, candidates)
-    return Unbatched(rows) if alone else Direct(batching.strategy, key, rows)
+        return Unbatched(candidates) if unbatched else Oldest(batching.strategy, key, rows, candidates)
+    return Unbatched(rows) if unbatched else Direct(batching.strategy, key, rows)
 
 
 def _with_equal_keys(heads: Sequence[SequenceRequest], key: Key) -> list[SequenceRequest]:

@@ -61,7 +61,7 @@ class SequenceTable:
         self.waiting = 0
         """Number of queued requests."""
         self.started = 0
-        self.ended: Counter[str] = Counter()
+        self.end_counts: Counter[str] = Counter()
         """Number of ended sequences by reason, since the model was loaded."""
         for _ in range(instances):
             self.add_instance()
@@ -82,7 +82,9 @@ class SequenceTable:
 
     def retire(self) -> int:
         """Give no more sequences to the instance that has the fewest; returns its number."""
-        number = min(set(range(len(self._ready))) - self._retiring, key=lambda one: (self._used[one], -one))
+        number = min(
+            set(range(len(self._ready))) - self._retiring, key=lambda number: (self._used[number], -number)
+        )
         self._retiring.add(number)
         self.slots -= self._rows - self._used[number]
         self._free = [slot for slot in self._free if slot.instance != number]
@@ -142,7 +144,7 @@ class SequenceTable:
                 run.id,
                 model,
             )
-            self.ended["replaced"] += 1
+            self.end_counts["replaced"] += 1
 
     # --- slots and the backlog ---
 
@@ -219,7 +221,7 @@ class SequenceTable:
         """Remove a sequence with all of its queued requests."""
         ends = sum(request.end for request in run.pending)
         if count := ends + run.open:
-            self.ended[reason] += count
+            self.end_counts[reason] += count
         self.waiting -= len(run.pending)
         run.pending.clear()
         del self.live[run.id]
@@ -261,7 +263,7 @@ class SequenceTable:
             run = request.run
             run.running = None
             if request.executed:
-                self.ended["end"] += request.end
+                self.end_counts["end"] += request.end
             else:
                 run.begun = run.begun and not request.start
                 dropped += self._cancel_rest(request, [], 0)
@@ -290,11 +292,11 @@ class SequenceTable:
         """
         run = request.run
         others += self._followers(run, at)
-        ended = request.end or any(other.end for other in others)
+        has_ended = request.end or any(other.end for other in others)
         if at == len(run.pending):
-            ended, run.open = ended or run.open, False
-        if ended:  # Otherwise it was counted when another one replaced it.
-            self.ended["cancelled"] += 1
+            has_ended, run.open = has_ended or run.open, False
+        if has_ended:  # Otherwise it was counted when another one replaced it.
+            self.end_counts["cancelled"] += 1
         text = f"sequence {run.id} was cancelled with another queued request of the same sequence"
         return [(other, Cancelled(text)) for other in others]
 
@@ -314,7 +316,7 @@ class SequenceTable:
         """Close a sequence that continues in another version: requests queued here are its last."""
         run = self.live.get(sequence_id)
         if run is not None and run.open:
-            self.ended["replaced"] += 1
+            self.end_counts["replaced"] += 1
             run.open = False
             self._update(run, now)
 
@@ -333,7 +335,7 @@ class SequenceTable:
             if running is not None:
                 running.lost = True
             dropped += [(follower, _not_started(follower.work, run.id)) for follower in self._followers(run, 0)]
-            self.ended["lost"] += 1
+            self.end_counts["lost"] += 1
             run.open = run.open and bool(run.pending)
             self._update(run, now)
         return dropped

@@ -133,8 +133,8 @@ class CallSpan:
     def begin_batch(self, spans: Sequence[CallSpan]) -> BatchSpan:
         """See `Span`. May run on any thread."""
         batch = BatchSpan(self._recorder, self, spans)
-        for one in spans:
-            one.batch = batch
+        for span in spans:
+            span.batch = batch
         return batch
 
 
@@ -146,7 +146,7 @@ class BatchSpan:
     def __init__(self, recorder: SpanRecorder, first: CallSpan, spans: Sequence[CallSpan]) -> None:
         self._recorder = recorder
         self._parent = f"{first.id:016x}"
-        self._links = b"".join([link(one.trace, one.id) for one in spans[:MAX_LINKS]])
+        self._links = b"".join([link(span.trace, span.id) for span in spans[:MAX_LINKS]])
         self.trace = first.trace
         self.state = first.state
         self.id = _random_bits(62) << 2 | CALL
@@ -166,16 +166,16 @@ class BatchSpan:
 
     response_traceparent = traceparent
 
-    def end(self, model: str, version: int, began: float, ended: float, size: int, rows: int) -> None:
+    def end(self, model: str, version: int, began: float, end_time: float, size: int, rows: int) -> None:
         """Record the batch of `size` requests with `rows` rows. On the event loop.
 
-        `began` and `ended` are instants of `time.perf_counter`.
+        `began` and `end_time` are instants of `time.perf_counter`.
         """
         named = _on_model("batch", model, version)
         counts = attributes((("triglot.batch.size", size), ("triglot.batch.rows", rows)))
         rest = named + counts + self._links
         ids = self.trace, self._parent, self.id, LOCAL
-        row = rest, b"", b"", b"", *ids, began, ended, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1
+        row = rest, b"", b"", b"", *ids, began, end_time, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1
         self._recorder.exporter.put(row)
 
 
@@ -227,7 +227,7 @@ class SpanRecorder(Observer):
                 if self._sample_root(number):
                     call.span = CallSpan(self, call, f"{number:032x}", "", SAMPLED, "")
 
-    def end(self, call: Call, endpoint: Endpoint, code: Code, ended: float, refusal: str) -> None:
+    def end(self, call: Call, endpoint: Endpoint, code: Code, end_time: float, refusal: str) -> None:
         """Export the spans of a call that has ended, see `Observer`."""
         own = call.span
         if not isinstance(own, CallSpan) or own.times is not call:
@@ -246,7 +246,7 @@ class SpanRecorder(Observer):
             own.id,
             own.flags,
             call.arrived,
-            ended,
+            end_time,
             queued,
             began,
             call.queue_seconds,

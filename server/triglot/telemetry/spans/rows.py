@@ -64,14 +64,14 @@ def encode(rows: Iterable[Row], offset: int) -> bytes:
 def _encode_alike(rows: Sequence[Row], offset: int) -> Iterator[bytes]:
     """Yield the encoded spans of rows that have the same kinds of spans and fields of the same lengths."""
     owns, request_ids, models, links, traces, parents, ids, flags, *instants, _ = zip(*rows, strict=True)
-    started, ended, queued, began, waited, joining, computing, splitting = map(np.array, instants)
+    started, end_time, queued, began, waited, joining, computing, splitting = map(np.array, instants)
     trace, number = _texts(map(bytes.fromhex, traces)), np.array(ids, np.uint64)
     parent = _texts(map(bytes.fromhex, parents))
     described = [_texts(owns), *_request_ids(request_ids)]
-    yield _spans(trace, number, parent, described, (started, ended), np.array(flags, np.uint32), offset)
+    yield _spans(trace, number, parent, described, (started, end_time), np.array(flags, np.uint32), offset)
     below = _fixed(number, ">u8")
     # A thread may record the model's start after the event loop has ended the call.
-    left = np.minimum(began, ended) if began[0] else ended
+    left = np.minimum(began, end_time) if began[0] else end_time
     if queued[0]:
         entered = began - waited if began[0] else queued
         entered = np.minimum(np.maximum(entered, started), left)
@@ -80,7 +80,7 @@ def _encode_alike(rows: Sequence[Row], offset: int) -> Iterator[bytes]:
     if began[0]:
         # Time spent on the inputs before the request was queued is not part of its time on the model.
         joined = np.maximum(0.0, joining - np.maximum(0.0, began - waited - started))
-        done = np.maximum(left, np.minimum(began + joined + computing + splitting, ended))
+        done = np.maximum(left, np.minimum(began + joined + computing + splitting, end_time))
         own = number ^ np.uint64(CALL ^ COMPUTE)
         described = [_texts(models), _texts(links)]
         yield _spans(trace, own, below, described, (left, done), LOCAL, offset)
@@ -109,15 +109,17 @@ def _spans(
 
     `traces` has shape [rows, 16]; `parents` has shape [rows, 8], or [rows, 0] for root spans.
     """
-    start, end = [_fixed((one * 1e9).astype(np.int64) + offset, "<i8") for one in instants]
+    start, end = [_fixed((instant * 1e9).astype(np.int64) + offset, "<i8") for instant in instants]
     pieces: list[bytes | Bytes] = [b"\x0a\x10", traces, b"\x12\x08", _fixed(ids, ">u8"), *described]
     if parents.shape[1]:
         pieces += [b"\x22\x08", parents]
     pieces += [b"\x39", start, b"\x41", end, b"\x85\x01"]
     pieces.append(flags.to_bytes(4, "little") if isinstance(flags, int) else _fixed(flags, "<u4"))
-    size = sum([len(one) if isinstance(one, bytes) else one.shape[1] for one in pieces])
-    columns = [_texts([one]) if isinstance(one, bytes) else one for one in (b"\x12" + varint(size), *pieces)]
-    spans = np.empty((len(ids), sum([one.shape[1] for one in columns])), np.uint8)
+    size = sum([len(piece) if isinstance(piece, bytes) else piece.shape[1] for piece in pieces])
+    columns = [
+        _texts([piece]) if isinstance(piece, bytes) else piece for piece in (b"\x12" + varint(size), *pieces)
+    ]
+    spans = np.empty((len(ids), sum([column.shape[1] for column in columns])), np.uint8)
     at = 0
     for column in columns:
         spans[:, at : at + column.shape[1]] = column

@@ -43,7 +43,7 @@ class AiohttpBody(RequestBody):
         self._content = http.content
         self._expected = http.version >= HttpVersion11 and "Expect" in http.headers
 
-    def whole(self) -> bytes | None:
+    def complete_body(self) -> bytes | None:
         content = self._content
         if not self._http.can_read_body:
             return b""

@@ -175,13 +175,13 @@ def inflate(message: bytes | memoryview, encoding: str, max_size: int, grow: Gro
     window_bits = window_bits_of(encoding)
     inflated = GrowingBytes()
     try:
-        rest, ended = inflate_stream(memoryview(message), window_bits, max_size, grow, inflated)
+        rest, is_complete = inflate_stream(memoryview(message), window_bits, max_size, grow, inflated)
     except zlib.error as error:
         raise Internal(f"a message cannot be decompressed as {encoding}: {error}") from None
     if len(inflated) > max_size:
         raise PayloadTooLarge(f"Received message larger than max ({len(inflated)} vs. {max_size})")
-    if rest or not ended:
-        raise Internal(f"a {encoding} message {'has data after its end' if ended else 'is truncated'}")
+    if rest or not is_complete:
+        raise Internal(f"a {encoding} message {'has data after its end' if is_complete else 'is truncated'}")
     return inflated.take()
 
 

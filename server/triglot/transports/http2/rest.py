@@ -272,7 +272,7 @@ class _Incoming(IncomingBody):
             self._body.open_window()
 
     async def read(self) -> bytes:
-        if self.expected and not self.ended:
+        if self.expected and not self.has_ended:
             self.expected = False
             self._body.send_continue()
         return await super().read()

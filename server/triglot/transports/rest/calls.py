@@ -72,25 +72,25 @@ STREAM_HEADERS = {"X-Accel-Buffering": "no"}
 class HttpCall(RowCall):
     """A REST call; its response goes to an `Exchange`. On the event loop.
 
-    `ended` is called once, when the response has been sent, or the exchange aborted.
+    `on_end` is called once, when the response has been sent, or the exchange aborted.
     """
 
     __slots__ = (
         "_calls",
         "_changed",
         "_chunks",
-        "_ended",
         "_expires",
         "_form",
         "_found",
         "_http",
         "_is_late",
         "_limits",
+        "_on_end",
         "_unwritten",
         "_writer",
     )
 
-    def __init__(self, calls: HttpCalls, found: Found, http: Exchange, ended: Callable[[Any], object]) -> None:
+    def __init__(self, calls: HttpCalls, found: Found, http: Exchange, on_end: Callable[[Any], object]) -> None:
         call = Call(read_metadata=http.headers.items, peer=http.remote)
         call.operation = found.route.operation
         if found.endpoint.inference:
@@ -110,7 +110,7 @@ class HttpCall(RowCall):
         self._found = found
         self._http: Exchange | None = http
         """Where the response goes; None once the call has ended, as it may refer to this call."""
-        self._ended = ended
+        self._on_end = on_end
         self._expires = 0
         self._is_late = False
         self._form: StreamForm | None = None
@@ -265,14 +265,14 @@ class HttpCall(RowCall):
             self._broken(error)
         else:
             self._end(Code.OK)
-            self._ended(self)
+            self._on_end(self)
 
     def _broken(self, error: Exception) -> None:
         """End a stream of which no more can be sent."""
         running = self._running
         code = Code.CANCELLED if isinstance(error, ConnectionError) else outcome(error)
         self._end(code).abort()
-        self._ended(self)
+        self._on_end(self)
         if running is not None:
             running.cancel()
 
@@ -322,7 +322,7 @@ class HttpCall(RowCall):
             self._answer_error(Unavailable(SHUTTING_DOWN))
         else:
             self._end(Code.CANCELLED).abort()
-            self._ended(self)
+            self._on_end(self)
 
     def _answer_error(self, error: ServingError) -> None:
         response = failure_response(self._found.route, error, self._exchange.headers, self.call)
@@ -341,7 +341,7 @@ class HttpCall(RowCall):
         except Exception:
             log.exception("%s %s: cannot send the response", http.verb, http.target)
             http.abort()
-        self._ended(self)
+        self._on_end(self)
 
     def _fields(self, response: HttpResponse, http: Exchange) -> Fields:
         fields = fields_of(response, self._found.route.headers, self._calls.origins.allow(http.headers))
@@ -410,7 +410,7 @@ class HttpCalls:
         self.decoder = HttpDecoder(config, request_bytes)
         self.open: set[HttpCall] = set()
         self._most = config.max_connections or math.inf
-        self._ended = asyncio.Event()
+        self._call_end = asyncio.Event()
         self._stopping = False
         self.grace_is_over = False
         """Whether cancelled calls end with UNAVAILABLE because the server stops."""
@@ -427,32 +427,32 @@ class HttpCalls:
 
     async def finish(self, grace: float) -> None:
         """Wait up to `grace` seconds for open calls, then end the rest with 503."""
-        await self._all_ended(grace)
+        await self._wait_all_ended(grace)
         self.grace_is_over = True
         for call in list(self.open):
             call.cancel()
-        await self._all_ended(CLEAN_UP_SECONDS)
+        await self._wait_all_ended(CLEAN_UP_SECONDS)
 
-    async def _all_ended(self, seconds: float) -> None:
+    async def _wait_all_ended(self, seconds: float) -> None:
         try:
             async with asyncio.timeout(seconds):
                 while self.open:
-                    self._ended.clear()
-                    await self._ended.wait()
+                    self._call_end.clear()
+                    await self._call_end.wait()
         except TimeoutError:
             pass  # Some calls have not ended.
 
-    def start(self, http: Exchange, ended: Callable[[Any], object]) -> RunningCall | None:
-        """Start the call of a request; `ended` is called when it has ended, maybe before this returns.
+    def start(self, http: Exchange, on_end: Callable[[Any], object]) -> RunningCall | None:
+        """Start the call of a request; `on_end` is called when it has ended, maybe before this returns.
 
         Return the call, or None if it has ended.
         """
         if http.verb == "OPTIONS" and (preflight := self.origins.preflight(http.headers)) is not None:
-            self._answer(http, preflight, ended)
+            self._answer(http, preflight, on_end)
             return None
         if len(http.headers) < len(http.fields) and (problem := repetition(http.fields)):
             body = error_body(f"the request is not valid HTTP: {problem}")
-            self._answer(http, HttpResponse(body, HTTPStatus.BAD_REQUEST), ended)
+            self._answer(http, HttpResponse(body, HTTPStatus.BAD_REQUEST), on_end)
             return None
         try:
             found = self._router.find(http.verb, http.target)
@@ -460,9 +460,9 @@ class HttpCalls:
             if expected is not None and not http.is_http10 and expected.lower() != "100-continue":
                 raise Refused(HTTPStatus.EXPECTATION_FAILED)
         except Refused as refused:
-            self._answer(http, self._grpc_answer(http) or refused.answer, ended)
+            self._answer(http, self._grpc_answer(http) or refused.answer, on_end)
             return None
-        call = HttpCall(self, found, http, ended)
+        call = HttpCall(self, found, http, on_end)
         call.start()
         return None if call.done() else call
 
@@ -476,11 +476,11 @@ class HttpCalls:
             return HttpResponse(body, HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
         return HttpResponse(body, HTTPStatus.METHOD_NOT_ALLOWED, headers={"Allow": "POST"})
 
-    def _answer(self, http: Exchange, response: HttpResponse, ended: Callable[[Any], object]) -> None:
+    def _answer(self, http: Exchange, response: HttpResponse, on_end: Callable[[Any], object]) -> None:
         """Answer a request that is not a call."""
         fields = fields_of(response, NO_FIELDS, self.origins.allow(http.headers))
         http.respond(response.status, fields, response.body)
-        ended(None)
+        on_end(None)
 
     def admit(self) -> None:
         """Raise `Unavailable` when no further call is accepted."""
@@ -494,4 +494,4 @@ class HttpCalls:
         """Remove a call that has ended."""
         self.open.discard(call)
         if self._stopping and not self.open:
-            self._ended.set()
+            self._call_end.set()

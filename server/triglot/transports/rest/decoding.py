@@ -47,7 +47,7 @@ def body_at_once(incoming: RequestBody, limit: int) -> bytes | None:
     """
     if (incoming.length or 0) > limit:
         raise _too_large(limit)
-    body = incoming.whole()
+    body = incoming.complete_body()
     if body is not None and len(body) > limit:
         raise _too_large(limit)
     return body

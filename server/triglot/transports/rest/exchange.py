@@ -62,7 +62,7 @@ class RequestBody(ABC):
     length: int | None
 
     @abstractmethod
-    def whole(self) -> bytes | None:
+    def complete_body(self) -> bytes | None:
         """Return the body if all of it has arrived; None if not, or if it is invalid."""
 
     @abstractmethod
@@ -127,7 +127,7 @@ class Exchange(ABC):
 
     def values(self, name: str) -> list[str]:
         """Return all values of a header field, in order."""
-        return [value for one, value in self.fields if one == name]
+        return [value for field, value in self.fields if field == name]
 
 
 class IncomingBody(RequestBody):
@@ -136,11 +136,11 @@ class IncomingBody(RequestBody):
     Subclasses implement `want`.
     """
 
-    __slots__ = ("_error", "_parts", "_size", "_waiter", "ended", "length", "paused")
+    __slots__ = ("_error", "_parts", "_size", "_waiter", "has_ended", "length", "paused")
 
     def __init__(self, length: int | None) -> None:
         self.length = length
-        self.ended = False
+        self.has_ended = False
         """Whether the body is complete."""
         self.paused = False
         """Whether too much of it is waiting to be read."""
@@ -163,20 +163,20 @@ class IncomingBody(RequestBody):
 
     def end(self) -> None:
         """Note that the body is complete."""
-        self.ended = True
+        self.has_ended = True
         self._wake()
 
     def fail(self, problem: str) -> None:
         """Note that the body is invalid, or incomplete."""
-        if not self.ended and self._error is None:
+        if not self.has_ended and self._error is None:
             self._error = problem
             self._wake()
 
-    def whole(self) -> bytes | None:
-        return self._take(self._size) if self.ended else None
+    def complete_body(self) -> bytes | None:
+        return self._take(self._size) if self.has_ended else None
 
     async def read(self) -> bytes:
-        while not self._parts and not self.ended:
+        while not self._parts and not self.has_ended:
             if self._error is not None:
                 raise InvalidArgument(f"the request body is invalid: {self._error}")
             self._waiter = asyncio.get_running_loop().create_future()
