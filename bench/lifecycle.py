@@ -171,7 +171,7 @@ class Repository:
 
     def __init__(self, folder: Path, megabytes: int) -> None:
         self.root = folder / "models"
-        self._beside = folder / "beside"
+        self._versions_to_come = folder / "beside"
         self._weights = folder / "weights.npy"
         np.save(self._weights, np.ones((megabytes * 2**20 // 64, 16), np.float32))
         shutil.copytree(MODELS / STEADY, self.root / STEADY)
@@ -181,7 +181,7 @@ class Repository:
 
     def make(self, version: int) -> Path:
         """Write a complete version outside of the repository; returns its folder."""
-        folder = self._beside / str(version)
+        folder = self._versions_to_come / str(version)
         folder.mkdir(parents=True)
         (folder / "model.py").write_text(MODEL)
         (folder / "weights.npy").hardlink_to(self._weights)  # Writing it each time would be measured.

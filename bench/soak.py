@@ -216,7 +216,7 @@ class Soak:
 
 
 def progress(result: Result) -> str:
-    """Return a line about a soak that goes on."""
+    """Return a line about a soak that continues."""
     now = result.readings[-1]
     each = " + ".join(f"{usage.resident / MIB:.1f}" for usage in now.processes.values())
     return (

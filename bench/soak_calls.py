@@ -216,7 +216,7 @@ class Calls:
     # --- bad calls ---
 
     async def wrong_token(self) -> None:
-        """Call with a token that nobody has, with one of another model, or with none."""
+        """Call with an unknown token, with one of another model, or with none."""
         exchange = self._any_unary()
         token, code = self._random.choice(
             ((self._text(), UNAUTHENTICATED), ("", UNAUTHENTICATED), (NARROW, DENIED))
@@ -224,19 +224,19 @@ class Calls:
         await self._refused(self._channel, exchange.path, exchange.body, token, code)
 
     async def wrong_token_anew(self) -> None:
-        """Call with a token that nobody has, on a new connection."""
+        """Call with an unknown token, on a new connection."""
         exchange = self._any_unary()
         async with self._new_channel() as channel:
             await self._refused(channel, exchange.path, exchange.body, self._text(), UNAUTHENTICATED)
 
     async def wrong_token_rest(self) -> None:
-        """Call over REST with a token that nobody has, or with one of another model."""
+        """Call over REST with an unknown token, or with one of another model."""
         token, status = self._random.choice(((self._text(), 401), ("", 401), (NARROW, 403)))
         exchange = self._any_rest()
         await self._rest_refused(self._session, exchange, token, status)
 
     async def wrong_token_rest_anew(self) -> None:
-        """Call over REST with a token that nobody has, on a new connection."""
+        """Call over REST with an unknown token, on a new connection."""
         exchange = self._any_rest()
         async with aiohttp.ClientSession() as session:
             await self._rest_refused(session, exchange, self._text(), 401)
@@ -258,7 +258,7 @@ class Calls:
         await self._refused(self._channel, path, body, FRIEND, INVALID)
 
     async def malformed_rest(self) -> None:
-        """Send what is no JSON, or JSON that ends too early."""
+        """Send invalid JSON, or JSON that ends too early."""
         exchange = self._any_json()
         body = self._random.choice((self._text().encode(), exchange.body[: len(exchange.body) // 2]))
         await self._rest_refused(self._session, replace(exchange, body=body), FRIEND, 400)

@@ -1,4 +1,4 @@
-"""The bench of access, in small: under changes, and beside strangers, nobody's call is lost."""
+"""The bench of access, in small: under changes, and beside strangers, no call is lost."""
 
 from contextlib import ExitStack
 from pathlib import Path

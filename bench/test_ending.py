@@ -34,7 +34,7 @@ def _interruptible() -> Iterator[None]:
 
 
 class Starting:
-    """A `subprocess.Popen` that is told to end between the start and the return."""
+    """A `subprocess.Popen` that is terminated between the start and the return."""
 
     def __init__(self, number: signal.Signals) -> None:
         self.number = number

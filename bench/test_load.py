@@ -375,12 +375,12 @@ def test_channel_arguments() -> None:
 
 def test_settings_are_added_to_their_base() -> None:
     for base in aio_tuning.BASES.values():
-        every_one = aio_tuning.settings(base)
-        assert every_one[0] == base
-        assert len({setting.name for setting in every_one}) == len(every_one)
+        every_setting = aio_tuning.settings(base)
+        assert every_setting[0] == base
+        assert len({setting.name for setting in every_setting}) == len(every_setting)
         assert all(
             set(base.environment) <= set(setting.environment) and base.uvloop <= setting.uvloop
-            for setting in every_one
+            for setting in every_setting
         )
     assert {setting.name for setting in aio_tuning.settings(aio_tuning.STOCK)} > {"uvloop", "memory kept"}
 

@@ -24,7 +24,7 @@ CLIENTS = [pytest.param(native.load, marks=needs_native, id="C++"), pytest.param
 
 
 class NoServer:
-    """A server in this process, whose CPU nobody measures."""
+    """A server in this process, whose CPU is not measured."""
 
     def cpu_seconds(self) -> None:
         return None

@@ -47,7 +47,7 @@ async def keep_calling(url: str) -> None:
 
 @contextlib.asynccontextmanager
 async def under_load(url: str) -> AsyncIterator[None]:
-    """Somebody else calls models meanwhile."""
+    """Other clients call models meanwhile."""
     calling = asyncio.create_task(keep_calling(url))
     try:
         yield

@@ -47,7 +47,7 @@ def _project(editable: str) -> dict[str, Any]:
 
 
 def _installed(text: dict[str, Any]) -> dict[str, Any]:
-    """Return of the tables in `text` what an editable installation depends on: not what a wheel leaves out."""
+    """Return of the tables in `text` what an editable installation depends on: not what a wheel omits."""
     packages = text["hatch"]["build"]["targets"]["wheel"]["packages"]
     return {"project": text["project"], "version": text["hatch"]["version"], "packages": packages}
 

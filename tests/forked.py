@@ -88,7 +88,7 @@ class ForkServer:
         self._process = process
 
     def close(self) -> None:
-        """End the process; what it has forked goes on."""
+        """End the process; its forks continue."""
         self._requests.close()
         if self._process is not None:
             self._process.wait()

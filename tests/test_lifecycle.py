@@ -174,7 +174,7 @@ def test_sigterm_turns_readiness_off_and_calls_still_run(gate: Gate) -> None:
 
 @pytest.fixture
 def threads() -> Iterator[ThreadPoolExecutor]:
-    """For calls that block while the test goes on."""
+    """For calls that block while the test continues."""
     with ThreadPoolExecutor() as executor:
         yield executor
 
@@ -307,7 +307,7 @@ class Stubborn(triglot.Model):
 def test_code_on_the_loop_that_does_not_end_is_left_alone(
     tmp_path: Path, threads: ThreadPoolExecutor, interface: str
 ) -> None:
-    """It swallows its cancellation; who called it is told, and the process ends."""
+    """It swallows its cancellation; its caller gets an error, and the process ends."""
     write_model(tmp_path / "stubborn", STUBBORN)
     with Triglot(tmp_path, *FREE_PORTS, "--drain-delay", "0", "--grace", "0.2") as server:
         grpc_port, rest_port = server.ports()

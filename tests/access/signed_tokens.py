@@ -1,4 +1,4 @@
-"""Somebody who signs JWTs, and a server with the keys."""
+"""An issuer that signs JWTs, and a server with the keys."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(self.server.content)
 
     def log_message(self, *_: Any) -> None:
-        """Nothing is for anybody to read."""
+        """No text is readable."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Clients that send large bodies until they are told to stop: strangers have no credentials."""
+"""Clients that send large bodies until they are stopped: strangers have no credentials."""
 
 from __future__ import annotations
 

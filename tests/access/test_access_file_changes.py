@@ -77,13 +77,13 @@ def removed(file: Path) -> None:
     file.unlink()
 
 
-def replaced_by_a_broken_one(file: Path) -> None:
+def replaced_by_a_broken_file(file: Path) -> None:
     write(file, FILE[:-5])
 
 
 KEPT: dict[str, Callable[[Path], None]] = {
     change.__name__: change
-    for change in (emptied, cut, overwritten, appended, replaced_by_nothing, removed, replaced_by_a_broken_one)
+    for change in (emptied, cut, overwritten, appended, replaced_by_nothing, removed, replaced_by_a_broken_file)
 }
 
 

@@ -236,7 +236,7 @@ def reset_after(port: int, sent: bytes) -> None:
 def test_the_address_of_a_client_that_resets_its_connection(
     tmp_path: Path, transports: tuple[str, str], token: str, loop: str
 ) -> None:
-    """That of accept: the system does not know it any more when the request is read."""
+    """That of accept: the system no longer knows it when the request is read."""
     file, bodies = tmp_path / "audit", [b'{"log_verbose_level":%d}' % level for level in range(1, 9)]
     boss = client("boss", ["secret-of-boss"], ["administer"])
     access = write(tmp_path / "access.toml", boss, anonymous(["health"]))
@@ -464,7 +464,7 @@ async def test_a_device_that_is_full(caplog: pytest.LogCaptureFixture) -> None:
 
 
 async def test_a_disk_that_hangs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Nobody waits for it, what waits is bounded, and what was not lost is written in order."""
+    """No call waits for it, its queue is bounded, and what was not lost is written in order."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     audit = AuditLog(pipe)

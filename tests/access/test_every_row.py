@@ -54,7 +54,7 @@ MACHINE = "machine@here"
 SIGNER = Signer(algorithm="ES256")
 EXPIRED = SIGNER.token(exp=int(time.time()) - 60)
 UNNAMED, BY_ITS_PATH = "/grps/v1/monitor/model", "POST /v1/models/half"
-"""Of the model without a name, which is as any other; and what TensorFlow Serving takes from nobody."""
+"""Of the model without a name, which is as any other; and what TensorFlow Serving accepts from no client."""
 OPTIONS: dict[str, Any] = {"monitoring_path": "/tf/metrics", "health_route": "/own/health", "cors": True}
 
 
@@ -186,7 +186,7 @@ class Oracle:
 
 
 def outcome_of(status: str, body: bytes) -> str:
-    """How a call has ended. Some answers tell of errors themselves: those of grps, and those of streams."""
+    """How a call has ended. Some answers contain errors themselves: those of grps, and those of streams."""
     if b"may not use model" in body or b"may use some models only" in body:
         return DENIED
     return OUTCOMES.get(status, ALLOWED)
@@ -240,7 +240,7 @@ class H2Connection:
         return outcome_of(*await self._answer(stream))
 
     async def _answer(self, stream: int) -> tuple[str, bytes]:
-        """The status and the body that it ends with, or begins: some go on for ever."""
+        """The status and the body that it ends with, or begins: some never end."""
         connection = self.connection
         status, body = "", b""
         while True:

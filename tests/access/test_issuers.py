@@ -101,7 +101,7 @@ def test_good_tokens(access: Access, name: str) -> None:
 
 
 def unsigned(header: Any, claims: Any = None) -> str:
-    """With a signature of nobody."""
+    """With an unknown signature."""
     return f"{part(header)}.{part(claims_of() if claims is None else claims)}.{part(b'x' * 256)}"
 
 
@@ -251,7 +251,7 @@ CLAIMS = st.fixed_dictionaries({}, optional=dict.fromkeys(("iss", "aud", "exp", 
 
 
 def test_nothing_else_is_raised(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Whatever an issuer signs, and whatever nobody has signed."""
+    """Whatever an issuer signs, and whatever is not signed."""
     access = Access(
         tmp_path_factory.mktemp("access"),
         issuer("cluster", "jwks.json", groups="{ claim = 'sub', admins = ['administer'] }"),

@@ -129,7 +129,7 @@ async def test_over_grpc(tmp_path: Path, transport: str) -> None:
 
 
 def is_denied(answer: Answer) -> bool:
-    """Also where answers tell of errors: those of grps, and those of a stream."""
+    """Also where answers contain errors: those of grps, and those of a stream."""
     if answer.status is grpc.StatusCode.OK:
         return "code: 403" in answer.text or ("error_message" in answer.text and "may not use" in answer.text)
     return answer.status is grpc.StatusCode.PERMISSION_DENIED

@@ -43,7 +43,7 @@ Headers = list[tuple[str, str]]
 
 
 class Secrets:
-    """What nobody may see, by what it is."""
+    """Secrets, by what they are."""
 
     def __init__(self) -> None:
         names = (

@@ -28,7 +28,7 @@ def transports(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 def pushback_of(error: grpc.aio.AioRpcError) -> str:
-    """When to come again, in milliseconds."""
+    """When to retry, in milliseconds."""
     metadata = error.trailing_metadata() or ()
     return str(next(value for key, value in metadata if key == "grpc-retry-pushback-ms"))
 

@@ -1,4 +1,4 @@
-"""A token that is removed while the body of its call is on its way: the call does not begin."""
+"""A token that is removed while the body of its call is being sent: the call does not begin."""
 
 from __future__ import annotations
 

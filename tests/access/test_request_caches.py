@@ -132,7 +132,7 @@ def paths() -> object:
 
 
 async def _none(*_: Any) -> None:
-    """A row that nobody calls."""
+    """A row that is not called."""
 
 
 def _nothing(*_: Any) -> Any:

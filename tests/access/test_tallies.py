@@ -49,7 +49,7 @@ def tally(request: pytest.FixtureRequest, shared: Callable[[int], SharedTallies]
 
 
 def taken(limits: CallLimits) -> float:
-    """Seconds until it is told to come again; 0.0: it was let in."""
+    """Seconds until it should retry; 0.0: it was let in."""
     try:
         limits.count()
     except QueueFull as error:

@@ -56,7 +56,7 @@ class Served:
 
 @asynccontextmanager
 async def served(settings: ProjectSettings, **environment: str) -> AsyncIterator[Served]:
-    """Serve the project; `environment` has options of ours, such as TRIGLOT_GRPS_HTTP_ERRORS."""
+    """Serve the project; `environment` has options of Triglot, such as TRIGLOT_GRPS_HTTP_ERRORS."""
     telemetry = Telemetry()
     models, dag = grps_cli.project_models(GrpsProject(settings, telemetry.monitor))
     config = grps_cli.configuration(settings.server, dag, {}, ANY_PORTS | environment)

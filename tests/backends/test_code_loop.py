@@ -1,4 +1,4 @@
-"""The event loop of model classes written for other servers: whatever their code raises, it goes on."""
+"""The event loop of model classes written for other servers: whatever their code raises, it continues."""
 
 from __future__ import annotations
 

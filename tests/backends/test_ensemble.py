@@ -136,7 +136,7 @@ async def test_unused_tensor_is_released() -> None:
 
 
 async def test_outputs() -> None:
-    """Those of several steps, also one that another step takes; what nobody takes is no output."""
+    """Those of several steps, also one that another step takes; an unused tensor is no output."""
     specs = [triglot.TensorSpec(name, "INT32", [-1]) for name in ("y", "m")]
     model = ensemble(step("twice", "x", "m"), step("twice", "m", "y"), step("twice", "m", "unused"), outputs=specs)
     async with serving({"model": model, "twice": Function(twice)}) as served:
@@ -301,7 +301,7 @@ def graphs(draw: st.DrawFn) -> tuple[list[tuple[int, int, str]], list[int]]:
 
 
 def made_of(sums: list[tuple[int, int, str]], order: list[int]) -> triglot.Ensemble:
-    """The ensemble of all sums; those that nobody takes are its outputs, and those that are given, too."""
+    """The ensemble of all sums; unused ones are its outputs, and those that are given, too."""
     steps = [adding(f"t{sums[at][0]}", f"t{sums[at][1]}", f"t{at + 2}", sums[at][2]) for at in order]
     # What is given is taken in any case.
     steps.append(adding("t0", "t1", f"t{len(sums) + 2}"))

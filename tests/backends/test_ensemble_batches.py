@@ -138,7 +138,7 @@ async def test_what_one_member_says_of_its_scheduling_is_not_the_batchs() -> Non
 
 @pytest.mark.parametrize("leaving", [1, 3])
 async def test_a_batch_calls_another_model(leaving: int) -> None:
-    """On behalf of all of its members: it goes on while one of them waits, and ends with the last of them."""
+    """On behalf of all of its members: it continues while one of them waits, and ends with the last of them."""
     first, gate, begun, inner_gate = (threading.Event() for _ in range(4))
     calls: list[Call] = []
 

@@ -310,7 +310,7 @@ async def test_an_error_of_the_decoupled_step(infer: Any) -> None:
 
 
 async def test_a_reader_who_leaves() -> None:
-    """The decoupled step ends, and so does what its answers are on their way through."""
+    """The decoupled step ends, and so do the steps that its answers pass."""
     gated, closed = Gated(), threading.Event()
 
     def endless(inputs: Arrays) -> Iterator[dict[str, Any]]:
@@ -337,7 +337,7 @@ async def test_a_reader_who_leaves() -> None:
 
 @pytest.mark.parametrize("leaves", [False, True])
 async def test_what_ends_early_keeps_nothing(leaves: bool) -> None:
-    """Not even until the garbage collector comes by: of answers on their way, and of the one that failed."""
+    """Not even until the garbage collector comes by: of answers in flight, and of the one that failed."""
     made: list[weakref.ref[Any]] = []
 
     def many(_: Arrays) -> Iterator[dict[str, Any]]:
@@ -378,7 +378,7 @@ async def test_what_ends_early_keeps_nothing(leaves: bool) -> None:
 
 @pytest.mark.parametrize("limit", [0, 1, 3])
 async def test_the_decoupled_step_is_held_up(limit: int) -> None:
-    """No more of its answers are on their way than may be; nor are read before the reader has read."""
+    """Its answers in flight are limited; nor are read before the reader has read."""
     asked, gate = 0, asyncio.Event()
     inside = 0
     most = 0

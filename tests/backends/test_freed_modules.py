@@ -162,7 +162,7 @@ RUNS_ON = f"""{HEAD}import threading
 
 
 def test_code_that_runs_on_after_the_end(tmp_path: Path, unchanged: Callable[[object], None]) -> None:
-    """It has what it has imported, and is told that there is no more."""
+    """It has what it has imported, and learns that there is no more."""
     model: Any = backends.load("python", write(tmp_path, RUNS_ON))
     unchanged(model)
     model.close()

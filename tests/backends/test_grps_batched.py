@@ -1,4 +1,4 @@
-"""Dynamic batching of a project's model by the server: who shares a batch, and what each member is told."""
+"""Dynamic batching of a project's model by the server: who shares a batch, and the outcome of each member."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dynamic batching inside a DAG: who shares a batch, what each member is told, and when it is released."""
+"""Dynamic batching inside a DAG: who shares a batch, the outcome of each member, and when it is released."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Customised HTTP: Flask's request of ours, the answers a model may set, chunks."""
+"""Customised HTTP: Triglot's request in place of Flask's, the answers a model may set, chunks."""
 
 from __future__ import annotations
 

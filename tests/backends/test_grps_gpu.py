@@ -1,4 +1,4 @@
-"""The GPUs of a grps project: which they are, what is told of them, and what is said where there are none."""
+"""The GPUs of a grps project: which they are, what is reported of them, and the log where there are none."""
 
 from __future__ import annotations
 

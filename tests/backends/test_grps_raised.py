@@ -1,4 +1,4 @@
-"""Whatever the code of a grps project raises: each request has its answer, and the project goes on."""
+"""Whatever the code of a grps project raises: each request has its answer, and the project continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""grps projects behind a server's ports: which model answers, which path, and what odd requests are told."""
+"""grps projects behind a server's ports: which model answers, which path, and the errors of odd requests."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ async def test_a_project_answers_with_any_number_of_things(tmp_path: Path, many:
 
 @pytest.mark.parametrize("name", ["x", "a name that makes the message a large one" * 4])
 async def test_how_many_tensors_a_project_takes(tmp_path: Path, name: str) -> None:
-    """Large messages and small ones have the same limit; what is beyond it is told in the message."""
+    """Large messages and small ones have the same limit; the error of larger ones is in the message."""
     async with served(write_project(tmp_path, COUNTS)) as server:
         request = GrpsMessage(gtensors=GenericTensorData(tensors=[GenericTensor(name=name)] * 5000))
         assert (await server.predict(request)).str_data == "5000"

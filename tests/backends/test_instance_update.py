@@ -1,4 +1,4 @@
-"""A load whose configuration says other instances and nothing else: they come and go, and the others go on."""
+"""A load whose configuration says other instances and nothing else: they change, the others continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ONNX models that nobody has configured: batched when the server's option says so, as in Triton."""
+"""ONNX models without a configuration: batched when the server's option says so, as in Triton."""
 
 from __future__ import annotations
 

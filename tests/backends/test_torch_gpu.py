@@ -1,4 +1,4 @@
-"""Programs of PyTorch on a GPU: where they run, what comes back, and whose memory it is afterwards."""
+"""Programs of PyTorch on a GPU: where they run, what they return, and whose memory it is afterwards."""
 
 # ruff: noqa: E402 — without the library there is nothing to import.
 
@@ -210,7 +210,7 @@ def test_what_a_program_changes_in_place(tmp_path: Path) -> None:
     given = fp32(1)
     for model in (
         load(script(tmp_path / "model.pt", counter, count=torch.zeros(1))),
-        load(export(tmp_path / "model.pt2", Program(_counted), torch.ones(1))),
+        load(export(tmp_path / "model.pt2", Program(_count_steps), torch.ones(1))),
     ):
         answers = [model.infer({"x": given}) for _ in range(3)]
         assert [lists(answer) for answer in answers] == [
@@ -219,7 +219,7 @@ def test_what_a_program_changes_in_place(tmp_path: Path) -> None:
         assert given.tolist() == [1]
 
 
-def _counted(self: Any, x: Any) -> Any:
+def _count_steps(self: Any, x: Any) -> Any:
     self.count.add_(x)
     return self.count, x.zero_()
 

@@ -52,7 +52,7 @@ EXECUTION = pytest.mark.parametrize("config", [CONFIG, CONFIG + IN_A_PROCESS], i
 
 
 class CountingClient:
-    """A server whose model does what it is told."""
+    """A server whose model runs the code that it gets."""
 
     def __init__(self, client: GrpcClient) -> None:
         self.client = client

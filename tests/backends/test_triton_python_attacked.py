@@ -74,7 +74,7 @@ class TritonPythonModel:
 
 @EITHER
 async def test_a_coroutine_that_stops_its_loop(execution: str, tmp_path: Path) -> None:
-    """The loop goes on, with all that runs on it."""
+    """The loop continues, with all that runs on it."""
     async with serving(write_model(tmp_path, "stops", ECHO + STOPS_ITS_LOOP, X_TO_Y + execution)) as client:
         for x in (1, 0, 1, 0):
             assert (await client.infer("stops", {"X": ints(x)})).outputs["Y"].tolist() == [x]

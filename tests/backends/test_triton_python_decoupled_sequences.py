@@ -77,7 +77,7 @@ async def counting(
 
 
 async def outcome(client: GrpcClient, sequence: int, *xs: int, end: bool = True, start: bool = True) -> list[Any]:
-    """What comes for the requests of a sequence, one after the other on a stream: values, and errors' texts."""
+    """The responses to the requests of a sequence, one after the other on a stream: values, and errors' texts."""
     requests = [
         request(
             "m",

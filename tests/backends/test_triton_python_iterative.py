@@ -1,4 +1,4 @@
-"""Triton Python models that have their requests come again, until they answer (`iterative_sequence`)."""
+"""Triton Python models that have their requests rescheduled, until they answer (`iterative_sequence`)."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ TWO = "oldest { max_candidate_sequences: 8 preferred_batch_size: 2 max_queue_del
 
 
 async def test_an_error_later_on_is_of_those_that_are_left(tmp_path: Path) -> None:
-    """Two requests are executed together; one has its answer, and the other one fails when it comes again."""
+    """Two requests are executed together; one has its answer, and the other one fails when it is rescheduled."""
     path = written(tmp_path, TWO)
     file = path / "1" / "model.py"
     fails = (

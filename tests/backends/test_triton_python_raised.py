@@ -1,4 +1,4 @@
-"""Whatever `execute` of a Triton Python model raises: each request has its answer, and the model goes on."""
+"""Whatever `execute` of a Triton Python model raises: each request has its answer, and the model continues."""
 
 from __future__ import annotations
 

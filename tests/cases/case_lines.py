@@ -1,7 +1,7 @@
 """Cases as lines of JSON: one call each, and what is expected of its answer.
 
     name        unique
-    server      the set-up that it goes to; "models" when it is left out
+    server      the set-up that it goes to; "models" when it is omitted
 
 REST:
     send        "VERB PATH", the path as it goes over the wire
@@ -9,7 +9,7 @@ REST:
     body        a text, sent as it is, or an object, sent as compact JSON
     gzip        whether the body is sent compressed
 
-    status      the number; any when it is left out
+    status      the number; any when it is omitted
     error       the message of an error: the body is nothing but this, in TensorFlow Serving's form
     text, json  the whole body, as text, or as a value: numbers keep their kind (3 is not 3.0)
     contains    a part of the body
@@ -19,7 +19,7 @@ REST:
 
 gRPC:
     call        "Service/Method" of the package tensorflow.serving
-    request     a message in protobuf's JSON; empty when it is left out
+    request     a message in protobuf's JSON; empty when it is omitted
 
     status      the name of the code
     error       the text of the status
@@ -63,7 +63,7 @@ class Answer:
 
 
 def load(file: str) -> list[Line]:
-    """The lines of a file. Raise `AssertionError` for keys that nobody looks at, and a name that comes twice."""
+    """The lines of a file. Raise `AssertionError` for unknown keys, and a duplicate name."""
     return read_lines(FOLDER / file, KEYS, CHECKS)
 
 

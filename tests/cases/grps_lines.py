@@ -1,12 +1,12 @@
 """Cases of grps as lines of JSON: one call each, or several at once, and what is expected of the answers.
 
     name        unique
-    server      the set-up that it goes to; "default" when it is left out
+    server      the set-up that it goes to; "default" when it is omitted
     note        why it is here
 
 HTTP:
     send        "VERB PATH", the path as it goes over the wire
-    headers     of the request; none but those of http.client when it is left out
+    headers     of the request; none but those of http.client when it is omitted
     body        a text, sent as it is, or an object, sent as compact JSON
     body_base64 bytes
     repeat      how many times the text is sent, one after the other
@@ -26,7 +26,7 @@ HTTP:
 
 gRPC:
     call        "Service/Method" of the package grps.protos.v1
-    request     a GrpsMessage in protobuf's JSON; empty when it is left out
+    request     a GrpsMessage in protobuf's JSON; empty when it is omitted
     request_base64  bytes of a request, of whatever kind
     request_zeros   a request of bin_data of so many bytes, all 0
 
@@ -102,7 +102,7 @@ class Answer:
 
 
 def load(file: str) -> list[Line]:
-    """The lines of a file. Raise `AssertionError` for keys that nobody looks at, and a name that comes twice."""
+    """The lines of a file. Raise `AssertionError` for unknown keys, and a duplicate name."""
     return read_lines(FOLDER / file, KEYS, CHECKS)
 
 

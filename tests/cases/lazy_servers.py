@@ -58,4 +58,4 @@ class LazyServers(ABC, Generic[Address]):
 
     @abstractmethod
     def _check_end(self, server: Triglot) -> None:
-        """Look at a server that was told to end. Raise `AssertionError`."""
+        """Check a server that was terminated. Raise `AssertionError`."""

@@ -1,4 +1,4 @@
-"""What TensorFlow Serving answers, call by call: our answers are the same, whoever computes them.
+"""What TensorFlow Serving answers, call by call: our answers are the same with either program.
 
 Each case runs with Python models, which need nothing, and with SavedModels in TensorFlow's environment.
 """

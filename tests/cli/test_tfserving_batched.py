@@ -55,7 +55,7 @@ class Sizes(triglot.Model):
 
 
 class Counting(Sizes):
-    """Has an output that is no list of rows."""
+    """Has an output that is not a list of rows."""
 
     outputs = [triglot.TensorSpec("y", "FP32", [-1, -1]), triglot.TensorSpec("n", "INT32", [])]
 
@@ -91,7 +91,7 @@ class Running:
         }
 
     async def sizes(self, *rows: int) -> list[list[int]]:
-        """Of requests with so many rows, all at once, what each is told of its batch."""
+        """Of requests with so many rows, all at once, what each gets of its batch."""
         answers = await asyncio.gather(*[self.predict([[0.0]] * count, [0] * count) for count in rows])
         return [answer["n"] for answer in answers]
 

@@ -91,7 +91,7 @@ async def test_error_is_logged_once_and_the_file_is_still_followed(
 async def test_models_that_fail_are_no_reason_to_say_that_nothing_has_changed(
     tmp_path: Path, logged: asyncio.Queue[str]
 ) -> None:
-    """What is wrong with them is told where it is found."""
+    """Their errors are logged where they are found."""
     file = tmp_path / "models.config"
     file.write_text(CONFIG_FILE)
     applied = Applied(ServingError("1 model(s) did not become available"), None)

@@ -51,7 +51,7 @@ def model_text(name: str, folder: Path, more: str = "") -> str:
 
 
 def write_config(file: Path, *models: str) -> None:
-    """In one step, so that nobody reads half of it."""
+    """In one step, so that no reader sees half of it."""
     new = file.with_suffix(".new")
     new.write_text(f"model_config_list {{\n{''.join(models)}}}\n")
     new.replace(file)

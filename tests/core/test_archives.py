@@ -68,7 +68,7 @@ def _end(text: bytes) -> bytes:
 
 @pytest.mark.parametrize("damage", [_sum, _end])
 def test_a_file_that_can_be_read_and_has_another_sum(damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
-    """The compressed data is stored as it is, so that all that tells of the change is the sum behind it."""
+    """The compressed data is stored as it is, so that the only sign of the change is the sum behind it."""
     plain = written(tmp_path / "archive", "w")
     (tmp_path / "archive").write_bytes(damage(gzip.compress(plain, 0)))
     with pytest.raises(OSError, match="CRC check failed"):

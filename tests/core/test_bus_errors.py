@@ -39,7 +39,7 @@ print("began", flush=True)
 
 
 def run(code: str, folder: Path) -> tuple[int, str, str]:
-    """How the process ended, and what it printed; it does not go on for ever."""
+    """How the process ended, and what it printed; it does not run for ever."""
     done = outcome(start_python(["-c", BEGIN + code], folder=folder))
     assert done.stdout.startswith("began\n"), done.stderr
     return done.returncode, done.stdout.removeprefix("began\n"), done.stderr
@@ -102,7 +102,7 @@ def test_a_process_that_is_to_end(before: bool, end: str, tmp_path: Path) -> Non
     ],
 )
 def test_guarded_access_does_not_end_the_process(touch: str, tmp_path: Path) -> None:
-    """Wherever in it, and finds zeros, where nobody waits for it with the interpreter's lock."""
+    """Wherever in it, and finds zeros, where no thread waits for it with the interpreter's lock."""
     code = """
 import ctypes
 data = gone()

@@ -69,11 +69,11 @@ def test_without_cgroups_affinity_counts(tmp_path: Path) -> None:
 
 
 def test_a_process_on_one_cpu_counts_one() -> None:
-    def on_one() -> None:
+    def pin_to_cpu() -> None:
         os.sched_setaffinity(0, {min(usable_cpus())})
 
     done = subprocess.run(
-        [sys.executable, "-c", PRINT_COUNTS], preexec_fn=on_one, check=True, capture_output=True, text=True
+        [sys.executable, "-c", PRINT_COUNTS], preexec_fn=pin_to_cpu, check=True, capture_output=True, text=True
     )
     assert done.stdout == "1 0\n"
 

@@ -90,7 +90,7 @@ async def test_the_deadline_passes(on_loop: bool) -> None:
 
 
 async def test_a_batch_is_left_when_all_of_its_members_are() -> None:
-    """A call that is made on behalf of several goes on as long as one of them waits."""
+    """A call that is made on behalf of several continues as long as one of them waits."""
     gated, members = Gated(), [Call(), Call()]
 
     async with serving({"gated": gated}) as served:
@@ -207,7 +207,7 @@ async def test_two_models_that_wait_for_each_other() -> None:
 
 
 async def test_two_calls_that_wait_for_the_same_instances() -> None:
-    """Both are held up by the other: one of them is refused, and may come again."""
+    """Both are held up by the other: one of them is refused, and may retry."""
     together = threading.Barrier(2)
 
     def outer(inputs: Arrays, call: Call) -> Any:

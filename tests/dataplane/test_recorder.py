@@ -73,7 +73,7 @@ def servable_of(served: Served) -> Servable:
 
 @pytest.mark.parametrize(("borrows", "kept"), [(True, b"sent"), (False, b"gone")])
 async def test_borrowed_memory_is_copied(recorded: Recorded, borrows: bool, kept: bytes) -> None:
-    """Other memory is not: nobody changes what a request came in."""
+    """Other memory is not: a request's own buffer is never changed."""
     memory = bytearray(b"sent")
     async with serving({"m": Function(echo)}) as served:
         request = request_of(memory)
@@ -97,7 +97,7 @@ async def test_outputs_are_copied(recorded: Recorded) -> None:
 
 
 async def test_what_waits_for_a_slow_disk_is_bounded(recorded: Recorded, caplog: pytest.LogCaptureFixture) -> None:
-    """What comes then is dropped and counted, and said once; so is what is larger than all that may wait."""
+    """Later records are dropped and counted, and said once; so is what is larger than all that may wait."""
     quarter = MAX_WAITING_BYTES // 4
     async with serving({"m": Function(echo)}) as served:
 

@@ -13,7 +13,7 @@ PAGES = {"spec": "kserve_v2.md", "tfs": "tensorflow_serving.md", "grps": "grps.m
 FOLDERS = ("server", "tests", "bench", "codegen")
 _SECTION = r"\d+(?:\.\d+)?(?!\.?\d)"
 _GAP = r"\s+(?:\#\s*)?"
-"""A citation may go on in the next line, of a comment too."""
+"""A citation may continue in the next line, of a comment too."""
 _CITATION = re.compile(
     rf"\b(?P<contract>spec|tfs|grps){_GAP}(?P<sections>{_SECTION}(?:(?:,{_GAP}|[-–]|{_GAP}(?:to|and){_GAP}){_SECTION})*)"
 )

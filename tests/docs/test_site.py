@@ -46,7 +46,7 @@ def read(file: Path) -> Page:
 
 
 def dead_links(site: Path) -> Iterator[str]:
-    """The page and the link, of each that leads nowhere in the site; those to elsewhere are left out."""
+    """The page and the link, of each that leads nowhere in the site; those to other sites are omitted."""
     pages = {file: read(file) for file in site.rglob("*.html") if file.name != "404.html"}
     for file, page in pages.items():
         for link in page.links:

@@ -36,7 +36,7 @@ HELD = ("held_requests", "held_bytes")
 
 
 async def until_let_go(server: Live) -> None:
-    """Nobody holds the model any more, and nothing is counted as held."""
+    """No call holds the model, and nothing is counted as held."""
     await until(lambda: server.leases() == 0)
     (version,) = server.server.manager.registry.versions()
     assert version.servable is not None

@@ -88,7 +88,7 @@ def tensorflow_server(
 
 @pytest.fixture(scope="session")
 def empty_server(tensorflow: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server without models, for tests that bring theirs, and bear with those of others."""
+    """A server without models, for tests that bring their own, and tolerate those of others."""
     flag = config_flag(tmp_path_factory.mktemp("empty") / "models.config")
     with ServerProcess(flag, "--allowed_model_roots=/", command="tfserving", python=tensorflow) as process:
         yield process

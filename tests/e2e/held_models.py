@@ -103,7 +103,7 @@ class Client:
         return {f"{model.name}/{model.version}": Row(model.state, model.reason) for model in reply.models}
 
     def load(self, model: str) -> Any:
-        """RepositoryModelLoad, which goes on by itself."""
+        """RepositoryModelLoad, which continues by itself."""
         call = rpc(self.channel, "RepositoryModelLoad", pb.RepositoryModelLoadResponse)
         return call.future(pb.RepositoryModelLoadRequest(model_name=model), timeout=SECONDS)
 

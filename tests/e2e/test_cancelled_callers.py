@@ -80,7 +80,7 @@ async def until_code(server: Live, code: Code) -> None:
 
 
 class Steps:
-    """A generator's body: one answer for each time that it is let go on; knows when it is closed."""
+    """A generator's body: one answer for each time that the test lets it continue; knows when it is closed."""
 
     def __init__(self) -> None:
         self.go = threading.Semaphore(1)

@@ -71,7 +71,7 @@ def request(model: str, *values: float, **parameters: int) -> pb.ModelInferReque
 
 
 def ask(channel: grpc.Channel, message: pb.ModelInferRequest, timeout: float = SECONDS) -> Any:
-    """A call that goes on by itself."""
+    """A call that continues by itself."""
     return rpc(channel, "ModelInfer", pb.ModelInferResponse).future(message, timeout=timeout)
 
 

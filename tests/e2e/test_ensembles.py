@@ -136,7 +136,7 @@ def test_metadata_of_ensembles(made: ServerProcess) -> None:
 
 
 def test_what_is_counted(made: ServerProcess, channel: grpc.Channel) -> None:
-    """What models ask of each other is theirs, and no client's."""
+    """Calls between models are no client's."""
     rest = rest_of(made)
 
     def numbers() -> tuple[int, int, dict[str, int]]:

@@ -36,7 +36,7 @@ def test_every_check_is_reported_in_order(report: Report) -> None:
 
 @pytest.mark.parametrize("first", ["client", "server"])
 def test_one_process(first: str, tmp_path: Path) -> None:
-    """A client and a server of ours live in one process, whichever comes first."""
+    """A client and a Triglot server live in one process, whichever comes first."""
     command = [str(environments.python("grps")), str(CLIENTS / "grps_one_process.py"), first]
     command += [str(DEMO / model) for model in ("uppercase", "token_stream")]
     done = subprocess.run(

@@ -29,7 +29,7 @@ PAIRS = [(0.5, 1.5), (2.5, 3.5), (float("inf"), -1.0), (0.0, -0.25)]
 
 
 async def sums(channel: grpc.aio.Channel, model: str) -> list[list[float] | str]:
-    """What comes of each pair, sent without a name: numbers, or the text of a failure."""
+    """The answer to each pair, sent without a name: numbers, or the text of a failure."""
     answers: list[list[float] | str] = []
     for pair in PAIRS:
         tensor = pb.GenericTensor(dtype=pb.DT_FLOAT32, shape=[2], flat_float32=pair)

@@ -167,7 +167,7 @@ def test_exceptions_of_a_project(tmp_path: Path) -> None:
 
 
 def test_answers_that_are_no_tensors(project_channel: grpc.Channel) -> None:
-    """A text is one element, a message without data no output, and what cannot be told apart an error."""
+    """A text is one element, a message without data no output, and an ambiguous message an error."""
     call = rpc(project_channel, "ModelInfer", inference_pb2.ModelInferResponse)
     response = call(v2_request("bin2str"), timeout=SECONDS)
     shown = [(output.name, output.datatype, list(output.shape)) for output in response.outputs]

@@ -34,7 +34,7 @@ MEMORY = 16 * 2**20
 """How much larger the server may become in a long stream, in bytes: 16 MiB of the 187."""
 QUIET_SECONDS = 0.3
 STOP_SECONDS = 0.1
-"""How long a model may go on after its reader has left."""
+"""How long a model may run after its reader has left."""
 TRIES = 10
 
 Reader = Callable[[ServerProcess, bytes], Generator[bytes, None, None]]
@@ -121,7 +121,7 @@ class Order:
         return int.from_bytes((self.folder / "progress").read_bytes(), "little")
 
     def stopped(self) -> float:
-        """When the model stopped. Raise `AssertionError` when it goes on."""
+        """When the model stopped. Raise `AssertionError` when it continues."""
         file = self.folder / "stopped"
         wait_until(file.exists)
         return float(file.read_text())

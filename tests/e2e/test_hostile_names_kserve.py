@@ -150,7 +150,7 @@ def test_models_that_are_missing_or_outside(exposed: ExposedServer, name: str) -
     ],
 )
 def test_paths_in_the_configuration_of_a_load_request(exposed: ExposedServer, config: dict[str, Any]) -> None:
-    """What served goes on, see `ExposedServer.check`."""
+    """Serving models continue, see `ExposedServer.check`."""
     text = exposed.name(json.dumps({"backend": "python", **config}))
     request = kserve.RepositoryModelLoadRequest(model_name="good")
     request.parameters["config"].string_param = text

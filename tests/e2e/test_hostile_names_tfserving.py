@@ -139,7 +139,7 @@ def no_such_model(name: str) -> str:
 
 @pytest.mark.parametrize("text", [*NAMES[1:], *(f"good-{version}" for version in VERSIONS)])
 def test_names_over_grps(exposed: ExposedServer, text: str) -> None:
-    """Errors are told in the message (grps 3.4); the request that names no model goes to the only one."""
+    """Errors are in the message (grps 3.4); the request that names no model goes to the only one."""
     name = exposed.name(text)
     predict = rpc(exposed.channel, GRPS + "Predict", GrpsMessage)
     answer = predict(tensors(model=name), timeout=SECONDS)

@@ -227,7 +227,7 @@ async def running(folder: Path, start: Callable[[Path], Server]) -> AsyncIterato
 
 
 def untimely(run: Run) -> list[Reply]:
-    """The replies of versions that could not answer any more when the call was sent, or not yet when it ended."""
+    """The replies of versions that could no longer answer when the call was sent, or not yet when it ended."""
     return [
         reply
         for reply in run.load.replies

@@ -160,7 +160,7 @@ def test_a_model_that_is_removed(site: Site) -> None:
 
 
 def test_removed_repository(site: Site, tmp_path: Path) -> None:
-    """A mount that is lost: what served goes on, and follows the files again when they are back."""
+    """A mount that is lost: serving models continue, and follow the files again when they are back."""
     with serving(site, *POLL) as client, client.asking("healthy", "m") as callers:
         away = site.repository.rename(tmp_path / "away")
         log, cancelled = client.process.stderr, f"{site.repository}: no such file or folder"

@@ -1,4 +1,4 @@
-"""A server that has more to do than it can: who comes too many is refused at once, and told when to come again."""
+"""An overloaded server: excess calls are refused at once, and told when to retry."""
 
 from __future__ import annotations
 

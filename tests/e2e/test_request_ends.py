@@ -1,4 +1,4 @@
-"""The server, or the process of its model, ends under a request: its client is told, and nothing of it stays."""
+"""The server, or the process of its model, ends under a request: its client gets an error, nothing stays."""
 
 from __future__ import annotations
 

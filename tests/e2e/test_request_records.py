@@ -319,7 +319,7 @@ def assert_equal(server: Triglot, records: Path, count: int, prefix: str = "r") 
 
 
 def test_a_full_disk_fails_no_call(folder: Path, tmp_path: Path) -> None:
-    """It is said once, what is lost is counted, and it goes on when there is room."""
+    """It is logged once, what is lost is counted, and it continues when there is room."""
     file = tmp_path / "r-00001.tfrecord"
     with recording(folder, tmp_path) as server:
         grpc_port, rest_port = server.ports()

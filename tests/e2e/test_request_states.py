@@ -1,4 +1,4 @@
-"""Whatever happens to a request, wherever it is, on every protocol: its client is told, nothing of it stays."""
+"""Whatever happens to a request, wherever it is, on every protocol: its client gets an error, nothing stays."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ def test_nothing_but_a_unix_socket_and_tensor_content(tmp_path: Path) -> None:
 
 
 def test_a_socket_that_another_server_listens_on(guide: Guide, tmp_path: Path) -> None:
-    """gRPC would take its place without a word."""
+    """gRPC would take its place silently."""
     flags = (f"--model_base_path={tmp_path}", "--port=0", f"--grpc_socket_path={guide.socket}")
     completed = run_triglot("tfserving", *flags)
     assert (completed.returncode, completed.stderr.splitlines()[-1]) == (

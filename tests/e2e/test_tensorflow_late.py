@@ -1,4 +1,4 @@
-"""A SavedModel's run ends at the deadline of its call, whoever set it."""
+"""A SavedModel's run ends at the deadline of its call, wherever it was set."""
 
 from __future__ import annotations
 

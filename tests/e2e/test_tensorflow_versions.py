@@ -1,4 +1,4 @@
-"""Versions of a SavedModel come and go on disk while clients call all the time: no call fails."""
+"""Versions of a SavedModel appear and disappear on disk while clients call all the time: no call fails."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_versions_come_and_go(
 
 
 def test_all_versions_go(channel: grpc.Channel, base_paths: dict[str, BasePath]) -> None:
-    """The label stays, and finds nothing; what comes later serves."""
+    """The label stays, and finds nothing; a later version serves."""
     base_path = base_paths["emptied"]
     base_path.remove(1)
     until_statuses(channel, "emptied-all", Status(1, "END"))

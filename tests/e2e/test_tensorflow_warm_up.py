@@ -55,7 +55,7 @@ def reload(channel: grpc.Channel, models: Path, *names: str) -> None:
 
 
 def count(channel: grpc.Channel) -> float | None:
-    """What the model counted, or None while nobody serves it."""
+    """What the model counted, or None while it is not served."""
     request = predict_pb2.PredictRequest(model_spec={"name": WARM, "signature_name": "count"})
     try:
         response = predict(channel, request)

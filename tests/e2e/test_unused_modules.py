@@ -1,4 +1,4 @@
-"""What a server with the default options does not import: libraries and parts that nobody has asked for."""
+"""What a server with the default options does not import: libraries and parts that are not needed."""
 
 from __future__ import annotations
 

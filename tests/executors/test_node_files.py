@@ -1,4 +1,4 @@
-"""A model's files on a node: made once for all its instances there, and gone when nobody needs them."""
+"""A model's files on a node: made once for all its instances there, and removed when they are not needed."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ async def test_async_code_that_blocks_holds_no_caller_beyond_its_deadline(tmp_pa
 class Other:
     """Another model: answers when the test says so; its stream reports when it is closed.
 
-    What waits in it leaves a file in `folder`, "answer" or "stream".
+    A queued answer leaves a file in `folder`, "answer" or "stream".
     """
 
     def __init__(self, count: int, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""How both ends of a channel send and wait: nobody blocks who sends, and one thread reads for all that wait."""
+"""How both ends of a channel send and wait: senders are never blocked, and one thread reads for all that wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever a model raises in its process: its call is answered as on a thread, and the process goes on."""
+"""Whatever a model raises in its process: its call is answered as on a thread, and the process continues."""
 
 from __future__ import annotations
 

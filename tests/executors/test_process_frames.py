@@ -1,4 +1,4 @@
-"""What goes between the server and a process: any frame and any value arrives as it was."""
+"""Frames between the server and a process: any frame and any value arrives as it was."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The thread that looks after a model's processes: whatever fails there, it goes on."""
+"""The thread that looks after a model's processes: whatever fails there, it continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors in shared memory: any arrives as it was, and no region is written while somebody reads it."""
+"""Tensors in shared memory: any arrives as it was, and no region is written while it is read."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ Reporting.sequence_batching = triglot.SequenceBatching(max_idle=3600)
                 call = Call()
                 call.scheduling = Scheduling(sequence_id=number, sequence_start=turn == 0, sequence_end=turn == 9)
                 seen.setdefault(number, set()).add(await ask(served, 0, call))
-        assert all(len(pids_of_one) == 1 for pids_of_one in seen.values())
+        assert all(len(pids) == 1 for pids in seen.values())
 
 
 WARMED = """

@@ -1,4 +1,4 @@
-"""Tensors through a process: any there and back, and nobody's are overwritten."""
+"""Tensors through a process: any make the round trip, and none are overwritten."""
 
 from __future__ import annotations
 

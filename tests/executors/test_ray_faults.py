@@ -109,7 +109,7 @@ class Callers:
     """Call again and again, each request under a name of its own, and keep what became of it."""
 
     def __init__(self, served: Reporting, count: int) -> None:
-        self.one = served
+        self.served = served
         self.answers: list[str] = []
         self.errors: list[tuple[float, str]] = []
         self._ends = False
@@ -121,7 +121,7 @@ class Callers:
                 return
             name = f"{number}.{turn}"
             try:
-                await self.one.ask(ONCE, name=name.encode())
+                await self.served.ask(ONCE, name=name.encode())
             except ServingError as error:
                 self.errors.append((time.monotonic(), str(error)))
             else:

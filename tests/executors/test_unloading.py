@@ -1,4 +1,4 @@
-"""The end of a model: who waits for it finds nothing that holds it."""
+"""The end of a model: its waiter finds nothing that holds it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from triglot.executors.unloading import unload
 
 class Closed(Model):
     def infer(self, inputs: object) -> None:
-        """Nobody calls it."""
+        """It is not called."""
 
 
 class Waited:

@@ -1,4 +1,4 @@
-"""Inputs that a request may leave out: what signatures, requests, configurations and ensembles make of them."""
+"""Inputs that a request may omit: what signatures, requests, configurations and ensembles make of them."""
 
 from __future__ import annotations
 

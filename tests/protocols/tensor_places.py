@@ -91,8 +91,8 @@ class In:
 
 SIZE = 4 * 2**20
 """Of a region "r" that is one large input; what is copied on a thread, where there are more cores than one."""
-WHOLE_REGION = RegionSlice("r", 0, SIZE)
-X = [In("x", WHOLE_REGION, "FP32", [1, SIZE // 4])]
+FULL_REGION = RegionSlice("r", 0, SIZE)
+X = [In("x", FULL_REGION, "FP32", [1, SIZE // 4])]
 SHRUNK = (
     f"shared memory region 'r': expected {SIZE} bytes, got fewer: its object was truncated after it was registered"
 )
@@ -168,7 +168,7 @@ def _set(parameters: Any, values: dict[str, Any]) -> None:
 
 
 def options(wish: OutputOptions | None) -> dict[str, Any]:
-    """The parameters of a tensor; an offset of 0 is left out, as clients do."""
+    """The parameters of a tensor; an offset of 0 is omitted, as clients do."""
     if wish is None:
         return {}
     if wish.region is None:

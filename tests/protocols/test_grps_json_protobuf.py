@@ -64,7 +64,7 @@ def test_it_takes_what_protobuf_takes(body: dict[str, Any]) -> None:
 
 
 def _has_damaged_base64(body: dict[str, Any]) -> bool:
-    """Whether protobuf's Python skips characters, and reads bytes that nobody sent."""
+    """Whether protobuf's Python skips characters, and reads bytes that were not sent."""
     texts = body.get("gmap", {}).get("s_b")
     return isinstance(texts, dict) and "é" in texts.values()
 

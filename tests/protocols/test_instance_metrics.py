@@ -21,7 +21,7 @@ READERS: dict[str, Any] = {"text/plain": classic, "application/openmetrics-text"
 
 
 class Held(triglot.Model):
-    """Its requests go on when the test says so."""
+    """Its requests continue when the test says so."""
 
     instances = 3
     inputs = [triglot.TensorSpec("x", "INT32", [-1])]

@@ -1,4 +1,4 @@
-"""Long lists of numbers, parsed in pieces: what they hold, their shape, and what is no list of numbers."""
+"""Long lists of numbers, parsed in pieces: what they hold, their shape, and what is not a list of numbers."""
 
 from __future__ import annotations
 

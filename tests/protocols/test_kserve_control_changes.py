@@ -111,7 +111,7 @@ async def test_what_failed_is_tried_again(interface: str, tmp_path: Path, load: 
 
 
 async def test_a_repository_that_cannot_be_read(interface: str, tmp_path: Path) -> None:
-    """A mount that went away: what serves goes on, and a load says what is the matter."""
+    """A mount that went away: the serving version continues, and a load says what is the matter."""
     repository = tmp_path / "repository"
     put(repository / "a", says=1)
     async with serve_models([repository], **EXPLICIT, load_model="a") as served:
@@ -218,7 +218,7 @@ async def test_a_configuration_for_a_file(interface: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("verb", ["load", "unload"])
 async def test_a_body_with_another_key(verb: str, tmp_path: Path, load: Loads) -> None:
-    """As of somebody who forgot that a configuration is a parameter."""
+    """As by mistake: a configuration is a parameter."""
     put(tmp_path / "a" / "1")
     async with serve_models([tmp_path], load, **EXPLICIT) as served:
         for fields in ({"config": {"max_batch_size": 4}}, {"parameters": {}, "config": "{}"}):
@@ -261,7 +261,7 @@ async def test_what_a_configuration_leaves_out_is_the_models(interface: str, con
 
 
 async def test_a_configuration_stands_in_place_of_the_file(interface: str, tmp_path: Path) -> None:
-    """What it leaves out is not taken from there, but from the model (spec 3.9)."""
+    """What it omits is not taken from there, but from the model (spec 3.9)."""
     put(tmp_path / "a" / "1", says=1)
     put_config(tmp_path / "a", 'max_batch_size: 4 parameters { key: "says" value { string_value: "5" } }')
     async with serve_models([tmp_path], **EXPLICIT, load_model="a") as served:
@@ -297,7 +297,7 @@ async def test_a_configuration_stands_in_place_of_the_file(interface: str, tmp_p
     ],
 )
 async def test_what_is_no_configuration(interface: str, config: str, text: str, tmp_path: Path) -> None:
-    """It is said what is wrong, and what served goes on."""
+    """The error is reported, and the serving version continues."""
     put(tmp_path / "a" / "1", says=1)
     async with serve_models([tmp_path], **EXPLICIT, load_model="a") as served:
         control = control_of(served, interface)

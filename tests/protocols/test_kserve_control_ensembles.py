@@ -1,4 +1,4 @@
-"""Ensembles in explicit control: what is loaded along with them, and what goes with them (spec 3.9, 5.3)."""
+"""Ensembles in explicit control: what is loaded and unloaded along with them (spec 3.9, 5.3)."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def test_what_it_is_made_of_stays_unless_asked(
 
 @pytest.mark.parametrize("turns", range(8))
 async def test_asked_for_while_it_is_tried_without_a_part(turns: int, tmp_path: Path) -> None:
-    """It stops with its part, and is tried again at once; whoever asks for it then has the part loaded, too."""
+    """It stops with its part, and is tried again at once; a request for it then has the part loaded, too."""
     put_parts(tmp_path, a=1)
     put_ensemble(tmp_path / "e", "a")
     async with serve_models([tmp_path], **EXPLICIT) as served:
@@ -218,7 +218,7 @@ async def test_another_configuration_of_an_ensemble(interface: str, tmp_path: Pa
 
 
 async def test_a_part_that_batches_takes_the_place_of_one_that_does_not(interface: str, tmp_path: Path) -> None:
-    """The ensemble goes on, and its tensors get the batch dim that they now need."""
+    """The ensemble continues, and its tensors get the batch dim that they now need."""
     put_parts(tmp_path, a=1)
     put_ensemble(tmp_path / "e", "a")
     async with serve_models([tmp_path], **EXPLICIT) as served:

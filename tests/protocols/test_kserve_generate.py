@@ -22,7 +22,7 @@ from triglot.core.types import Answer
 from waiting import until
 
 SOCKETS_HOLD = 20
-"""Megabytes that may be on their way, at most."""
+"""Most megabytes in flight."""
 EVENTS = "text/event-stream; charset=utf-8"
 X = {"name": "x", "datatype": "FP32", "shape": [1], "data": [3]}
 
@@ -236,7 +236,7 @@ async def test_answers_are_never_compressed() -> None:
 async def exchange(
     server: Live, path: str, body: bytes, version: str = "1.1"
 ) -> AsyncIterator[asyncio.StreamReader]:
-    """What comes back on a connection of its own, which is left at the end."""
+    """The answer on a connection of its own, which is left at the end."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.server.rest_port)
     head = f"POST /v2/models/{path} HTTP/{version}\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)

@@ -96,7 +96,7 @@ async def test_the_six_calls_of_the_protocol_are_served() -> None:
 
 
 async def test_golden_request_and_response(served: Served) -> None:
-    """The request of spec A.1 for another model; what comes back has the form of A.2."""
+    """The request of spec A.1 for another model; the answer has the form of A.2."""
     tail = bytes.fromhex("1a0137 2a0d 0a0178 120446503332 1a020102 3203 0a0179 3a08 0000803f 00000040")
     reply = await call(served, "ModelInfer", field(1, "identity_fp32") + tail, pb.ModelInferResponse)
     assert reply == pb.ModelInferResponse(

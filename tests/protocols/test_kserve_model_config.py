@@ -342,7 +342,7 @@ async def test_a_poll_that_finds_another_configuration(tmp_path: Path) -> None:
 
 
 async def test_models_as_triton_users_write_them() -> None:
-    """Whatever they leave out; and each of them can be loaded from what is said of it."""
+    """Whatever they omit; and each of them can be loaded from what is said of it."""
     pytest.importorskip("onnxruntime")
     async with serve_models([TRITON_MODELS], **EXPLICIT) as served:
         control = control_of(served, "rest")

@@ -1,4 +1,4 @@
-"""The server's name in its metadata is an option: some clients' scripts insist on theirs."""
+"""The server's name in its metadata is an option: some clients' scripts insist on a name."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ def unreadable_socket(path: Path, _: Memory) -> None:
 
 @pytest.mark.parametrize("make", [link, pipe, folder, unreadable_socket])
 async def test_what_is_no_memory(make: Any, served: Served, made: Memory) -> None:
-    """One text for all of them: who asks need not know what there is."""
+    """One text for all of them: a client need not know which exist."""
     other = Memory(f"{PREFIX}{make.__name__}{os.getpid()}")
     make(other.path, made)
     try:

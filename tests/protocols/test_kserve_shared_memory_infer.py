@@ -237,7 +237,7 @@ async def test_an_input_of_another_size_than_its_shape_says(interface: str, serv
 async def test_what_cannot_fit_is_not_read(
     interface: str, served: Served, made: Memory, shape: tuple[int, ...], size: int
 ) -> None:
-    """There is nothing any more that could be read."""
+    """There is nothing left to read."""
     made.cut(0)
     outcome = await ask(served, interface, "identity_fp32", x(RegionSlice("all", 0, size), *shape))
     what = f"Expected 8, got {size}" if min(shape) > 0 else "got [2,-1]"
@@ -288,7 +288,7 @@ async def test_a_stream_of_answers_writes_each_into_the_region(served: Served, m
 
 
 async def test_a_stream_keeps_its_order(served: Served, made: Memory) -> None:
-    """Large ones are read elsewhere, and hold nobody up for ever."""
+    """Large ones are read elsewhere, and block no other call for ever."""
     made.put(np.full(2**20, 7, "f4"))
     large = x(RegionSlice("all", 0, 2**22), 1, 2**20)
     small = [In("x", PAIR)]

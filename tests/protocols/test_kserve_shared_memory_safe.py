@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from kserve_served import DEMO, MODELS, Served, serve_models
 from tensor_places import (
+    FULL_REGION,
     INTERFACES,
     PREFIX,
     SHRUNK,
     SIZE,
-    WHOLE_REGION,
     In,
     Memory,
     Outcome,
@@ -39,7 +39,7 @@ from triglot.protocols.kserve.regions import Region
 from waiting import until
 
 EVERY = pytest.mark.parametrize("interface", INTERFACES)
-INTO: Wishes = {"y": OutputOptions(region=WHOLE_REGION)}
+INTO: Wishes = {"y": OutputOptions(region=FULL_REGION)}
 FINE = (Code.OK, "")
 PAIR = np.array([[1, 2]], "f4")
 
@@ -306,8 +306,8 @@ async def test_requests_of_a_sequence_keep_their_order(made: Memory) -> None:
     shapes = [SIZE // 4, 2, 2, SIZE // 4, 2, SIZE // 4, 2]
     messages = []
     for at, length in enumerate(shapes):
-        tensor = In("x", WHOLE_REGION, "FP32", [1, length]) if length > 2 else In("x", PAIR)
-        message = message_of("scalar", [tensor], {"y": OutputOptions(region=WHOLE_REGION)})
+        tensor = In("x", FULL_REGION, "FP32", [1, length]) if length > 2 else In("x", PAIR)
+        message = message_of("scalar", [tensor], {"y": OutputOptions(region=FULL_REGION)})
         message.parameters["sequence_id"].int64_param = 5
         message.parameters["sequence_start"].bool_param = at == 0
         message.parameters["sequence_end"].bool_param = at == len(shapes) - 1

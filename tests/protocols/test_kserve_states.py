@@ -1,4 +1,4 @@
-"""What clients are told while something is not as usual: full, failed, late, or about to end (spec 1.5, 3.6)."""
+"""Errors that clients get while something is not as usual: full, failed, late, or about to end (spec 1.5, 3.6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ModelStatistics: whom it tells of, in which form, and what it refuses, over gRPC and REST (spec 1.3, 3.12)."""
+"""ModelStatistics: which models it reports, how, and what it refuses, over gRPC and REST (spec 1.3, 3.12)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MANY = 500_000
 
 
 async def by_grpc(served: Served, name: str = "", version: str = "") -> Code | list[str]:
-    """The versions that are told of, or the error."""
+    """The reported versions, or the error."""
     request = pb.ModelStatisticsRequest(name=name, version=version)
     code, text, reply = await served.grpc.call("ModelStatistics", request.SerializeToString())
     if code is not Code.OK:

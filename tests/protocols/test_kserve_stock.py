@@ -1,4 +1,4 @@
-"""Our bytes under tritonclient's protobuf classes, and theirs under ours."""
+"""Our bytes under tritonclient's protobuf classes, and the other way round."""
 
 from __future__ import annotations
 

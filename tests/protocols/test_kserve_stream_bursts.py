@@ -51,7 +51,7 @@ def kinds() -> Mapping[str, Model]:
 
 
 async def opened(server: Live, window: int = 2**20) -> Client:
-    """Who says by himself what goes into which packet; his stream is the first one."""
+    """Decides itself about the bytes of each packet; his stream is the first one."""
     client = Client(*await asyncio.open_connection("127.0.0.1", server.server.grpc_port))
     await client.greet(initial_window_size=window)
     await client.send(client.headers(1, STREAM))
@@ -59,7 +59,7 @@ async def opened(server: Live, window: int = 2**20) -> Client:
 
 
 async def answers_of(client: Client) -> tuple[list[pb.ModelStreamInferResponse], int]:
-    """What comes until the stream ends, and in how many frames."""
+    """All responses until the stream ends, and in how many frames."""
     body, count = b"", 0
     while (got := await client.next(frames.DATA, frames.HEADERS)).kind == frames.DATA or not got.flags & 1:
         if got.kind == frames.DATA:

@@ -41,7 +41,7 @@ class Echo(triglot.Model):
 
 
 class Endless(Echo):
-    """Answers until nobody listens."""
+    """Answers until its stream is closed."""
 
     def infer(self, inputs: Inputs) -> Iterator[dict[str, Any]]:
         while True:

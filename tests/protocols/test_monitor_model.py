@@ -1,4 +1,4 @@
-"""What the monitor page is told of one model, and of the server that it makes calls to."""
+"""What the monitor page shows of one model, and of the server that it makes calls to."""
 
 from __future__ import annotations
 

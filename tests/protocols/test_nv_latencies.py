@@ -33,7 +33,7 @@ Found = dict[tuple[str, str, str], float]
 
 
 def read(text: str, accept: str) -> Found:
-    """What a page says of models' Triton metrics; failures, by reason, are left out."""
+    """What a page says of models' Triton metrics; failures, by reason, are omitted."""
     samples = [sample for family in READERS[accept](text) for sample in family.samples]
     # The older parser names counters as OpenMetrics has them.
     return {

@@ -1,4 +1,4 @@
-"""What TensorFlow Serving's REST paths mean, the first time and when they come again."""
+"""What TensorFlow Serving's REST paths mean, the first time and repeated."""
 
 from __future__ import annotations
 

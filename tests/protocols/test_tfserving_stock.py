@@ -1,4 +1,4 @@
-"""Our bytes under TensorFlow's own classes and parsers, and theirs under ours."""
+"""Our bytes under TensorFlow's own classes and parsers, and the other way round."""
 
 from __future__ import annotations
 

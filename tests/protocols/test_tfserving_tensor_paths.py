@@ -1,6 +1,6 @@
 """The two readers of tensors, one of parsed messages and one of bytes: one outcome, whatever the bytes are.
 
-Neither costs more memory than the bytes are worth, and large tensors are never copied on their way.
+Neither costs more memory than the bytes are worth, and large tensors are never copied on the path.
 """
 
 from __future__ import annotations

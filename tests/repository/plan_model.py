@@ -37,7 +37,7 @@ class Copy:
 
 @dataclass
 class PlanModel:
-    """One model. Nothing happens by itself: loads and drains end when somebody says so."""
+    """One model. Nothing happens by itself: loads and drains end when the test says so."""
 
     known: dict[int, Version] = field(default_factory=dict)
     wanted: dict[int, ModelFiles] = field(default_factory=dict)

@@ -34,7 +34,7 @@ def wanted(*versions: ModelFiles) -> dict[str, dict[int, ModelFiles]]:
 
 
 async def load_no_parts(_: str, __: Collection[str]) -> None:
-    """Of whoever loads no models along with ensembles."""
+    """For tests that load no models along with ensembles."""
 
 
 @asynccontextmanager

@@ -91,7 +91,7 @@ class Loads:
         return self._gates[what]
 
     def open_all(self) -> None:
-        """Let everything go on."""
+        """Let everything continue."""
         for gate in self._gates.values():
             gate.set()
 

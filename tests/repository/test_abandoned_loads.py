@@ -1,4 +1,4 @@
-"""A load that hangs and is not wanted any more, and a call that outlives the patience of a drain."""
+"""A load that hangs and is no longer wanted, and a call that outlives the patience of a drain."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_a_load_that_hangs_and_is_unloaded(tmp_path: Path) -> None:
 
 
 class Lasting(Model):
-    """Answers when it is told to; fails when it is closed meanwhile."""
+    """Answers when the test lets it; fails when it is closed meanwhile."""
 
     inputs = [TensorSpec("x", "INT32", [1])]
     outputs = [TensorSpec("y", "INT32", [1])]

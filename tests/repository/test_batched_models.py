@@ -25,7 +25,7 @@ HELD_ROWS = f"self.entered.set() or self.gate.wait(30) and {ROWS}"
 
 
 async def sizes(here: Served, *rows: int) -> list[list[int]]:
-    """Of requests with so many rows, all at once, what each is told of its batch."""
+    """Of requests with so many rows, all at once, what each gets of its batch."""
     calls = [here.infer("m", np.zeros(count, np.int32)) for count in rows]
     return [answer.tolist() for answer in await asyncio.gather(*calls)]
 

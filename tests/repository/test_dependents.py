@@ -86,7 +86,7 @@ async def test_part_is_removed_and_added_again(tmp_path: Path) -> None:
 
 
 async def test_they_go_together(tmp_path: Path) -> None:
-    """What is not wanted any more is not tried again."""
+    """What is no longer wanted is not retried."""
     async with site(tmp_path) as (here, loads):
         here.want(here.ensemble("e", "p"), here.model("p"), here.model("z"))
         await here.until(e=READY, p=READY, z=READY)
@@ -145,7 +145,7 @@ async def test_a_version_of_a_part(tmp_path: Path) -> None:
 
 
 async def test_ensembles_that_are_made_of_each_other(tmp_path: Path) -> None:
-    """Nobody waits for ever."""
+    """No load waits for ever."""
     async with site(tmp_path) as (here, _):
         here.want(here.ensemble("e", "f"), here.ensemble("f", "g"), here.ensemble("g", "e"))
         await here.until(e=UNAVAILABLE, f=UNAVAILABLE, g=UNAVAILABLE)
@@ -244,7 +244,7 @@ async def test_the_server_stops_while_one_waits(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("asked", [False, True])
 async def test_a_part_whose_library_is_not_installed(tmp_path: Path, asked: bool) -> None:
-    """Where such models are left out, so are those made of them, unless somebody asks."""
+    """Where such models are skipped, so are those made of them, unless requested."""
     async with site(tmp_path, skip_missing_dependencies=True) as (here, loads):
         loads.missing.add("p")
         if asked:

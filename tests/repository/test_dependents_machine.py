@@ -20,7 +20,7 @@ ACTIONS = st.tuples(st.sampled_from(NAMES), st.sampled_from(["come", "go", "fail
 
 
 class Expected:
-    """What serves, by the rules: a model goes on with its former files when its new ones fail."""
+    """What serves, by the rules: a model continues with its former files when its new ones fail."""
 
     def __init__(self) -> None:
         self.wanted: set[str] = set()

@@ -1,4 +1,4 @@
-"""What is copied slowly, or changed in place, is not taken before it is whole, and costs nobody an answer."""
+"""What is copied slowly, or changed in place, is not taken before it is whole, and costs no call its answer."""
 
 from __future__ import annotations
 

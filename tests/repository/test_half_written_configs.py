@@ -51,7 +51,7 @@ def test_files_that_the_configuration_names(tmp_path: Path, name: str) -> None:
 def test_a_configuration_that_is_written_slowly(
     tmp_path_factory: pytest.TempPathFactory, old: str, new: str, steps: list[int]
 ) -> None:
-    """Whatever its beginning says, what served goes on until the whole has been seen twice."""
+    """Whatever its beginning says, the serving version continues until the whole has been seen twice."""
     root = a_repository(tmp_path_factory.mktemp("models"))
     config = root / "m" / "config.pbtxt"
     if old:

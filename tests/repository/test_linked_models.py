@@ -47,7 +47,7 @@ def a_neighbour_file(repository: Path, outside: Path) -> None:
     link(repository / "out" / "1" / "weights", outside / "secret")
 
 
-def a_file_beside_that_is_not_there(repository: Path, outside: Path) -> None:
+def a_missing_neighbour_file(repository: Path, outside: Path) -> None:
     put(repository / "out" / "1" / "model.py")
     link(repository / "out" / "1" / "weights", outside / "to come")
 
@@ -117,7 +117,7 @@ LEADING_OUT = [
     a_version_folder,
     a_model_file,
     a_neighbour_file,
-    a_file_beside_that_is_not_there,
+    a_missing_neighbour_file,
     a_file_one_level_deeper,
     a_file_in_a_hidden_folder_far_below,
     a_file_in_a_linked_folder,

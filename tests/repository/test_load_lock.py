@@ -1,4 +1,4 @@
-"""LoadLock: one at a time, and nobody waits for ever."""
+"""LoadLock: one at a time, and no holder waits for ever."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LONG = 3600.0
 
 
 class Holder:
-    """Takes its turn, and keeps it until it is told to end."""
+    """Takes its turn, and keeps it until the test ends it."""
 
     def __init__(self, turns: LoadLock) -> None:
         self.has_it = asyncio.Event()
@@ -41,12 +41,12 @@ async def test_one_at_a_time_in_the_order_that_they_came() -> None:
 
 async def test_one_that_takes_long_lets_the_next_in() -> None:
     turns = LoadLock(0.01)
-    slow, next_one = Holder(turns), Holder(turns)
-    await asyncio.wait_for(next_one.has_it.wait(), SECONDS)
+    slow, next_holder = Holder(turns), Holder(turns)
+    await asyncio.wait_for(next_holder.has_it.wait(), SECONDS)
     assert not slow.task.done()
     await slow.wait_ended()
     # Its end is no turn for anybody: that was given away already.
-    await next_one.wait_ended()
+    await next_holder.wait_ended()
 
 
 async def test_the_end_of_a_slow_one_does_not_end_the_turn_of_another() -> None:

@@ -94,7 +94,7 @@ async def test_load_blocks_others_only_within_its_timeout(tmp_path: Path, load: 
 
 
 class Warming:
-    """Warms the versions, and hangs with one of them until it is told to go on."""
+    """Warms the versions, and hangs with one of them until the test lets it continue."""
 
     def __init__(self, version: int, *, stubborn: bool = False) -> None:
         self._version = version

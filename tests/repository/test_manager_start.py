@@ -33,7 +33,7 @@ def break_config(folder: Path) -> str:
 
 
 def logged(caplog: pytest.LogCaptureFixture, level: str) -> list[str]:
-    """What was told at this level."""
+    """Texts logged at this level."""
     return [record.getMessage() for record in caplog.records if record.levelname == level]
 
 
@@ -190,7 +190,7 @@ async def test_policy_without_an_existing_version(
 async def test_a_model_whose_policy_wants_nothing_cannot_be_loaded_by_request(
     tmp_path: Path, load: Loads, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What is odd about other models is no concern of who asks for this one."""
+    """What is odd about other models is no concern of a request for this one."""
     put(tmp_path / "m" / "1")
     (tmp_path / "m" / "2").mkdir()
     put(tmp_path / "other" / "1")

@@ -1,4 +1,4 @@
-"""What a model writes into its own folder does not have it loaded again and again, and hides nobody's changes."""
+"""What a model writes into its own folder does not have it loaded again and again, and hides no other changes."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_ignored_files_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixtu
 
 
 def test_a_cache_that_is_written_at_the_end_of_a_long_load(tmp_path: Path) -> None:
-    """Looks go on meanwhile, and take no part of it for a change."""
+    """Scans continue meanwhile, and take no part of it for a change."""
     put(tmp_path / "m" / "1" / "model.py")
     put(tmp_path / "m" / "1" / "cache", "of an earlier server")
     scanning = ScanningServer(tmp_path)
@@ -203,7 +203,7 @@ def test_changed_data_is_loaded_each_time(tmp_path: Path, change: str) -> None:
 
 
 def test_what_is_no_python_model_appends_nothing(tmp_path: Path) -> None:
-    """Somebody does, to the weights of an ONNX model, say."""
+    """Users do, to the weights of an ONNX model, say."""
     put(tmp_path / "m" / "1" / "model.onnx", "graph")
     weights = put(tmp_path / "m" / "1" / "weights.data", "0" * 100)
     scanning = ScanningServer(tmp_path)

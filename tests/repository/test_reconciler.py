@@ -1,4 +1,4 @@
-"""Loads that fail, or that nobody wants any more when they end: a real reconciler, step by step."""
+"""Loads that fail, or that are no longer wanted when they end: a real reconciler, step by step."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ async def test_error_of_a_reload_is_removed_with_its_version(tmp_path: Path, loa
 
 
 class Odd(Model):
-    """Declares what nobody can declare."""
+    """Declares what is invalid."""
 
     inputs = 5  # type: ignore[assignment]
     weights: object = None

@@ -211,7 +211,7 @@ async def test_two_reloads_come_one_after_the_other(tmp_path: Path, load: Loads)
 
 @asynccontextmanager
 async def left(folder: Path, load: Loads) -> AsyncIterator[tuple[Manager, threading.Event]]:
-    """Whoever wants the model "a" has left while it is loaded; and what lets the load end."""
+    """The request for the model "a" is cancelled while it is loaded; and what lets the load end."""
     put(folder / "a" / "1")
     async with managing(load=load) as manager:
         gate = load.hold("load a/1")
@@ -311,7 +311,7 @@ async def test_a_wrong_name_changes_nothing(tmp_path: Path, load: Loads, name: s
 
 
 async def test_models_at_paths_cannot_be_replaced(tmp_path: Path, load: Loads) -> None:
-    """Whoever reaches the server could have it load, and so run, what lies elsewhere."""
+    """Any client could have the server load, and so run, what lies elsewhere."""
     put(tmp_path / "m" / "1")
     manager = Manager([tmp_path / "m"], load, max_queue_size=1)
     await manager.load_all()

@@ -1,4 +1,4 @@
-"""What is told of a list of models that is replaced: what comes and goes, and why."""
+"""What is logged of a list of models that is replaced: added and removed models, and why."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_why_models_do_not_come(tmp_path: Path, caplog: pytest.LogCaptureF
 
 
 async def test_a_folder_that_is_emptied_later(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """What is found by looking is told when it is found twice."""
+    """What a scan finds is logged when it is found twice."""
     put(tmp_path / "m" / "1")
     async with managing(settings(tmp_path / "m"), load=Loads()) as manager:
         shutil.rmtree(tmp_path / "m" / "1")

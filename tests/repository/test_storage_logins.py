@@ -77,7 +77,7 @@ def tokens(no_credentials: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def with_token(handler: BaseHTTPRequestHandler) -> bool:
-    """Answer 401 to requests without the token; others go on, without it."""
+    """Answer 401 to requests without the token; other requests pass, without it."""
     found = handler.headers["Authorization"] == f"Bearer {TOKEN}"
     del handler.headers["Authorization"]
     return not found and refuse(handler, 401)

@@ -202,7 +202,7 @@ async def test_a_listing_without_news_is_all_that_a_poll_costs(remote: Remote) -
 
 
 async def test_the_latest_version_of_a_model_list_follows(remote: Remote) -> None:
-    """The one that serves goes on until the next one is there."""
+    """The serving version continues until the next one is there."""
     remote.put_model("t/1", 1)
     async with serving(models=[ModelSettings("m", Path("s3://models/t"))], **POLL) as served:
         remote.put_model("t/2", 2)
@@ -235,7 +235,7 @@ def denied(handler: BaseHTTPRequestHandler) -> bool:
 async def test_a_listing_that_fails(
     remote: Remote, answer: Any, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What serves goes on; the reason is in the index, and once in the log, until a listing succeeds."""
+    """The serving version continues; the reason is in the index, and once in the log, until a listing succeeds."""
     remote.put_model("r/a/1", 1)
     async with serving("s3://models/r", **POLL) as served:
         remote.proxy.answer = answer

@@ -1,4 +1,4 @@
-"""Blocking work off the loop: its result, its end, and what comes too late."""
+"""Blocking work off the loop: its result, its end, and late results."""
 
 from __future__ import annotations
 

@@ -233,7 +233,7 @@ async def test_a_broken_model_does_not_keep_the_others_from_changing(tmp_path: P
 
 
 async def test_what_is_wanted_changes_while_a_version_loads(tmp_path: Path, load: Loads) -> None:
-    """No look waits for a load, and a version that nobody wants any more goes as soon as it is there."""
+    """No look waits for a load, and an unwanted version is removed once it is loaded."""
     put(tmp_path / "1")
     async with managing(model(tmp_path), load=load) as manager:
         gate = load.hold(f"load {tmp_path.name}/2")

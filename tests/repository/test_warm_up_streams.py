@@ -1,4 +1,4 @@
-"""Models that are warmed and answer one by one: to their end, and no longer than anybody waits."""
+"""Models that are warmed and answer one by one: to their end, and no longer than they are awaited."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ def test_a_warning_is_given_once_and_again_when_it_comes_back(
 
 
 def test_base_path_is_removed_during_a_scan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is as one that is gone, not as one that was emptied: what serves goes on."""
+    """It is as one that is gone, not as one that was emptied: the serving version continues."""
     folder = tmp_path / "m"
     put(folder / "1" / "model.py")
     scanning = ScanningServer(ModelSettings("m", folder))

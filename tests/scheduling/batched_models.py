@@ -90,7 +90,7 @@ class Site:
         self.servable = Servable("batched", 1, model, max_queue_size=max_queue_size)
 
     def ask(self, inputs: Mapping[str, Any], own: Call | None = None) -> asyncio.Task[Any]:
-        """A request that goes on by itself."""
+        """A request that continues by itself."""
         return asyncio.ensure_future(direct_infer(self.servable, inputs, own or Call()))
 
     async def ask_and_wait(self, *inputs: Mapping[str, Any]) -> list[asyncio.Task[Any]]:

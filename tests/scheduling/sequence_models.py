@@ -1,4 +1,4 @@
-"""Models of sequences, and a schedule of theirs that the test drives by hand, with a clock of its own."""
+"""Models of sequences, and a schedule that the test drives by hand, with a clock of its own."""
 
 from __future__ import annotations
 

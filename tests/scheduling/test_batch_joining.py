@@ -1,4 +1,4 @@
-"""Requests' tensors joined to a batch's, and its outputs cut to theirs (spec 5.1)."""
+"""Requests' tensors joined to a batch's, and its outputs cut to their rows (spec 5.1)."""
 
 from __future__ import annotations
 

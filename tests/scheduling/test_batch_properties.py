@@ -200,7 +200,7 @@ class OfLists(Run):
 
 
 class OnLoop(Run):
-    """The batches run on the loop, several at the same time, each until a step lets it go on."""
+    """The batches run on the loop, several at the same time, each until a step lets it continue."""
 
     def __init__(self, batching: DynamicBatching, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(batching, loop)

@@ -1,4 +1,4 @@
-"""The store of kept answers: what makes two requests equal, what is kept, and what goes."""
+"""The store of kept answers: what makes two requests equal, what is kept, and what is evicted."""
 
 from __future__ import annotations
 

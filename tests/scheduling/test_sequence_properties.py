@@ -98,7 +98,7 @@ class World:
             self.driver.finish(batch, self.infer)
 
     def leave(self, number: int, *, discards: bool) -> None:
-        """The caller of a request goes, which the schedule is told, or finds when it is to be executed."""
+        """Cancel a request: the schedule is notified, or finds out when it is to be executed."""
         if not self.sent:
             return
         request = self.sent[number % len(self.sent)]

@@ -1,4 +1,4 @@
-"""What a schedule of sequences hands out, and when: rows, batches, the backlog, and who leaves. No threads."""
+"""What a schedule of sequences runs, and when: rows, batches, the backlog, and cancelled requests. No threads."""
 
 from __future__ import annotations
 

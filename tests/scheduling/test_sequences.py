@@ -1,4 +1,4 @@
-"""Sequences on an instance's threads: state, controls, errors, and what becomes of what nobody goes on with."""
+"""Sequences on an instance's threads: state, controls, errors, and what becomes of abandoned sequences."""
 
 from __future__ import annotations
 

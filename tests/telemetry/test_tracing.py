@@ -1,4 +1,4 @@
-"""Traces of single requests: which are traced, and what is told of them (spec 3.11)."""
+"""Traces of single requests: which are traced, and what is written of them (spec 3.11)."""
 
 from __future__ import annotations
 

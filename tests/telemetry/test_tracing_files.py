@@ -107,7 +107,7 @@ def records(number: int) -> list[dict[str, Any]]:
 
 
 def test_a_disk_that_hangs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Nobody waits for it, and what waits is bounded."""
+    """No call waits for it, and its queue is bounded."""
     traces = TraceFile(tmp_path / "t")
     pipe = tmp_path / "t.0.new"
     os.mkfifo(pipe)
@@ -123,7 +123,7 @@ def test_a_disk_that_hangs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_a_disk_that_is_full(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The file stays as it was, and goes on when there is room again."""
+    """The file stays as it was, and is continued when there is room again."""
     file = tmp_path / "t"
     traces = TraceFile(file)
     traces.write(None, 1, partial(records, 0), last=False)

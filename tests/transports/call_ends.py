@@ -11,7 +11,7 @@ import grpc.aio
 
 @dataclass(frozen=True)
 class Seen:
-    """A call's end. Texts of a client's own library are none of ours."""
+    """A call's end. Texts of a client's own library are not compared."""
 
     code: str
     details: str | None = ""

@@ -41,7 +41,7 @@ def rapid_reset(client: Client) -> bytes:
 
 
 def made_to_reset(client: Client, wrong: Callable[[int], bytes]) -> bytes:
-    """Calls, with something wrong on each stream: the server resets it, and its work goes on (CVE-2025-8671)."""
+    """Calls, with something wrong on each stream: the server resets it, and its work continues (CVE-2025-8671)."""
     return b"".join(
         client.headers(stream, "Held") + data(stream, message(b"")) + wrong(stream) for stream in range(1, MANY, 2)
     )
@@ -78,7 +78,7 @@ def malformed_requests(client: Client) -> bytes:
 
 
 @calm
-def calls_that_nobody_serves(client: Client) -> bytes:
+def unserved_calls(client: Client) -> bytes:
     return resets(client, "No")
 
 

@@ -59,7 +59,7 @@ def request(stream: int, body: bytes) -> bytes:
 def act(connection: Connection, events: list[Any]) -> list[Any]:
     """What an owner does that answers at once, and what it saw: one stream after the other, each body as a whole.
 
-    How streams follow each other is nobody's business, and depends on what comes together.
+    The order of streams is unspecified, and depends on what arrives together.
     """
     seen: list[Any] = []
     bodies: dict[int, Part] = {}

@@ -1,4 +1,4 @@
-"""Our HTTP/2 behind a real port with rows of its own, and clients that do as they are told, right or wrong."""
+"""Our HTTP/2 behind a real port with rows of its own, and scripted clients, right or wrong."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ class Frame:
 
 
 class Client:
-    """Sends what it is told, and reads frames."""
+    """Sends the bytes that it gets, and reads frames."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -183,7 +183,7 @@ class Client:
         self._decoder = hpack.Decoder()
 
     async def send(self, *parts: bytes) -> None:
-        """Whatever it is; that the other side does not listen any more is no error."""
+        """Whatever it is; that the other side has closed is no error."""
         try:
             self.writer.write(b"".join(parts))
             await self.writer.drain()
@@ -259,7 +259,7 @@ class Client:
 
 
 async def greeted(here: Served, **settings: int) -> Client:
-    """A client that has said what it has to say first."""
+    """A client that has sent its preface and settings."""
     client = await here.client()
     await client.greet(**settings)
     return client

@@ -78,7 +78,7 @@ class Mixed(triglot.Model):
         return ANSWERS[int(x[0, 0])](x, x * 2, x[:, 0])
 
 
-class One(Mixed):
+class Unary(Mixed):
     """The same with a single output, which is all that grps joins by itself."""
 
     outputs = Mixed.outputs[:1]
@@ -89,7 +89,7 @@ class Batched(Mixed):
     dynamic_batching = triglot.DynamicBatching()
 
 
-MODELS: dict[str, type[triglot.Model]] = {"mixed": Mixed, "one": One, "batched": Batched}
+MODELS: dict[str, type[triglot.Model]] = {"mixed": Mixed, "one": Unary, "batched": Batched}
 WRONG = 5
 KINDS = [0, 0, 0, *range(len(ANSWERS)), 0, WRONG, WRONG, 0, 1, 0]
 

@@ -46,7 +46,7 @@ class Live:
 
     @asynccontextmanager
     async def narrow(self) -> AsyncIterator[Any]:
-        """`stream_infer` by a connection that has little on its way, however slow the machine is."""
+        """`stream_infer` by a connection that has little in flight, however slow the machine is."""
         # gRPC widens its windows by what it measures.
         options = [*UNLIMITED, ("grpc.http2.bdp_probe", 0), ("grpc.use_local_subchannel_pool", 1)]
         async with grpc.aio.insecure_channel(f"127.0.0.1:{self.server.grpc_port}", options=options) as channel:

@@ -1,4 +1,4 @@
-"""grpc.aio: calls that arrive close together wait for each other, and those that come singly wait for nobody."""
+"""grpc.aio: calls that arrive close together wait for each other, and single ones do not wait."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Client:
 
 
 class Taker:
-    """Takes what is there whenever it is told, once it is `open`."""
+    """Takes what has arrived whenever it is notified, once it is `open`."""
 
     def __init__(self, requests: AioRequests) -> None:
         self.requests = requests

@@ -1,4 +1,4 @@
-"""Clients that do not read their answers, over grpc.aio: what waits for them is bounded, and they are let go."""
+"""Clients that do not read their answers, over grpc.aio: queued data is bounded, and they are disconnected."""
 
 from __future__ import annotations
 

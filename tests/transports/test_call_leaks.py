@@ -153,15 +153,15 @@ async def ask(shape: Shape, here: Live) -> None:
     for _ in range(CALLS // AT_ONCE):
         async with asyncio.TaskGroup() as group:
             for _ in range(AT_ONCE):
-                group.create_task(_one(shape, here))
+                group.create_task(_call_of(shape, here))
 
 
-async def _one(shape: Shape, here: Live) -> None:
+async def _call_of(shape: Shape, here: Live) -> None:
     await shape(here)
 
 
 async def size(here: Live) -> int:
-    """What Python has allocated, once nothing runs any more."""
+    """What Python has allocated, once nothing runs."""
     await until(lambda: not here.leases())
     sizes: list[int] = []
     # gRPC's client and the model's threads let go of a call a moment after it.

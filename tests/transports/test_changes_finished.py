@@ -1,4 +1,4 @@
-"""Calls that change the server: they go on to their end when their client disconnects, over every transport."""
+"""Calls that change the server: they run to their end when their client disconnects, over every transport."""
 
 from __future__ import annotations
 

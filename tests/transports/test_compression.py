@@ -1,4 +1,4 @@
-"""Compressed answers: what a header asks for, and what comes back (spec 3.4)."""
+"""Compressed answers: what a header asks for, and what is sent (spec 3.4)."""
 
 from __future__ import annotations
 

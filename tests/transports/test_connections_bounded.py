@@ -258,7 +258,7 @@ async def test_but_no_longer_than_the_grace(transport: str) -> None:
 
 
 async def test_ages_are_spread() -> None:
-    """Those who connect together do not all come again together."""
+    """Those who connect together do not all retry together."""
     limits = Limits(max_age=1000.0)
     async with served(limits) as here:
         clients = [await greeted(here) for _ in range(20)]

@@ -62,7 +62,7 @@ def cut(request: Request) -> Request:
 def kinds(
     build: Build, count: int, models: dict[str, Any]
 ) -> Iterator[tuple[str, Request, Callable[[], bool] | None]]:
-    """Failures by their names; where the client leaves, when."""
+    """Failures by their names; where the client disconnects, when."""
     for model in models:
         if model not in ("waits", "full"):
             yield model, build(model, count, "x"), None

@@ -210,7 +210,7 @@ async def test_metadata_of_a_request(here: Here) -> None:
 
 @pytest.fixture(params=GRPC_TRANSPORTS)
 async def strict(request: pytest.FixtureRequest) -> AsyncIterator[Here]:
-    """A client has sent what is too large for it before it can be told so."""
+    """A client has sent what is too large for it before it gets the error."""
     async with serving(request.param, max_message_size=SMALL_LIMIT) as opened:
         yield opened
 

@@ -9,7 +9,7 @@ from h2_peers import data, frame, greeting, pairs_of
 
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.connection import FEW_BYTES, MANY_RUNNING, READ_BYTES
-from triglot.transports.http2.core.events import ConnectionEnded, GoneAway, StreamReset
+from triglot.transports.http2.core.events import ConnectionEnded, GoAwayReceived, StreamReset
 from triglot.transports.http2.core.frames import ErrorCode
 from triglot.transports.http2.core.limits import Limits
 from triglot.transports.http2.core.receiving import CompleteRequest, RequestReceived
@@ -40,7 +40,7 @@ def test_what_is_allowed_says_nothing_more() -> None:
     assert isinstance(reset, StreamReset)
     assert (reset.code, reset.by_us) == (0xFF, False)
     (event,) = server.feed(frame(frames.GOAWAY, 0, 0, bytes(4) + b"\0\0\0\xff" + b"why"))
-    assert event == GoneAway(0xFF, "why")
+    assert event == GoAwayReceived(0xFF, "why")
     # No answer to an answer, and the same bytes to a question.
     server.feed(frames.ping(b"12345678", ack=True) + frames.ping(b"abcdefgh"))
     assert server.out.take() == [frames.ping(b"abcdefgh", ack=True)]

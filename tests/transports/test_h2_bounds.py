@@ -1,4 +1,4 @@
-"""What waits on connections is bounded, whoever waits with it, and however it came."""
+"""Queued data of connections is bounded, on every transport and however it came."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory of large messages: used again, and never while anybody refers to it."""
+"""Memory of large messages: used again, and never while it is referenced."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ NUMBERS = (1, 3, 5)
 
 
 class Sending:
-    """A client that knows its windows by what it is told, and the core, whose owner gives room back at once."""
+    """A client that knows its windows by frames, and the core, whose owner gives room back at once."""
 
     def __init__(self, cuts: list[int]) -> None:
         self.core: Connection = connection(stream_window=STREAM, connection_window=ALL)

@@ -1,4 +1,4 @@
-"""Clients that want to do harm: their connection ends with the right error, and others go on unharmed."""
+"""Clients that want to do harm: their connection ends with the right error, and others continue unharmed."""
 
 from __future__ import annotations
 

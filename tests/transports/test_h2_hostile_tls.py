@@ -191,7 +191,7 @@ class Records:
             pass
 
     def leave(self, *, reset: bool = False) -> None:
-        """Without a word of TLS."""
+        """Without any TLS."""
         if reset:
             self._writer.transport.abort()
         else:

@@ -158,7 +158,7 @@ def _add_bytes(parts: BlockParts, block: bytes) -> list[Field]:
 
 
 LONG, HALF = 110_000, 66_000
-"""Longer than what waits, even in Huffman's code, and no longer than all fields that are kept."""
+"""Longer than what is buffered, even in Huffman's code, and no longer than all fields that are kept."""
 
 
 @pytest.mark.parametrize(

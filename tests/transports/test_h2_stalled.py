@@ -1,4 +1,4 @@
-"""Clients that make no room for the answers of a stream: its model goes on with other calls."""
+"""Clients that make no room for the answers of a stream: its model continues with other calls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ANSWER = 100_000
 
 
 class Endless(Model):
-    """Has one instance, which answers as long as somebody takes it."""
+    """Has one instance, which answers as long as it is read."""
 
     inputs = [TensorSpec("x", "FP32", [-1])]
     outputs = [TensorSpec("y", "FP32", [-1])]

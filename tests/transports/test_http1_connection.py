@@ -1,4 +1,4 @@
-"""Connections of HTTP/1.1 spoken by ourselves: who is told to go on, who is waited for, and who is let go."""
+"""Raw connections of HTTP/1.1: which get 100-continue, which are waited for, and which are closed."""
 
 from __future__ import annotations
 

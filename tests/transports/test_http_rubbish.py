@@ -1,4 +1,4 @@
-"""Who sends the REST port what is no HTTP: an answer, a line in the log, and no error of the server's."""
+"""Clients that send the REST port what is not HTTP: an answer, a line in the log, and no error of the server's."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ COUNT = 20
 
 
 class Steps(Model):
-    """Yield one number for each time that the test lets it go on; knows when it is closed."""
+    """Yield one number for each time that the test lets it continue; knows when it is closed."""
 
     inputs = [TensorSpec("x", "FP32", [-1])]
     outputs = [TensorSpec("y", "FP32", [-1])]

@@ -38,7 +38,7 @@ METHOD = "/inference.GRPCInferenceService/"
 )
 @pytest.mark.parametrize("transport", ["h2", "aio"])
 async def test_only_the_call_with_too_much_metadata_fails(transport: str, count: int, size: int) -> None:
-    """As by gRPC's C core (1.85.1): behind a proxy that shares connections the call of another client goes on."""
+    """As by gRPC's C core (1.85.1): behind a proxy that shares connections another client's call continues."""
     async with serving({"gated": (gated := Gated())}, grpc_transport=transport) as here:
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
         async with grpc.aio.insecure_channel(f"{HOST}:{here.server.grpc_port}", options=options) as channel:

@@ -33,7 +33,7 @@ class Here:
         self._reload = channel.unary_unary(RELOAD, request_serializer=bytes, response_deserializer=bytes)
 
     async def reload(self, models: Mapping[str, Any]) -> tuple[str, str]:
-        """The code and the text of what comes of a list of models, by their base paths."""
+        """The code and the text of the reload of a list of models, by their base paths."""
         request = management_pb2.ReloadConfigRequest(config={"model_config_list": {}})
         for name, path in models.items():
             request.config.model_config_list.config.add(
@@ -51,7 +51,7 @@ class Here:
 
     @property
     def has_run(self) -> bool:
-        """Whether the model that nobody named was loaded."""
+        """Whether the unnamed model was loaded."""
         return (self.folder / "ran").exists()
 
 

@@ -1,4 +1,4 @@
-"""Errors of a model's own making, alone and in a batch: every call is answered, and the model goes on."""
+"""Errors of a model's own making, alone and in a batch: every call is answered, and the model continues."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ async def test_rest_port_besides_the_shared_one(folder: Path) -> None:
 
 @on_each_loop
 async def test_a_large_request_that_begins_with_the_greeting(folder: Path) -> None:
-    """What came with the first bytes is not lost, nor what comes then."""
+    """What came with the first bytes is not lost, nor what follows."""
     async with server(**ONE) as here:
         body = b'{"inputs":[{"name":"x","datatype":"INT32","shape":[100000],"data":[%s]}]}' % b",".join(
             [b"7"] * 100_000
@@ -228,7 +228,7 @@ async def test_silent_connection_does_not_delay_the_stop() -> None:
 
 
 async def test_what_was_sent_before_the_end_is_answered() -> None:
-    """A connection that nobody has accepted yet when the server stops."""
+    """A connection that is not accepted yet when the server stops."""
     async with server(**ONE) as here:
         reader, writer = await asyncio.open_connection(HOST, here.grpc_port)
         writer.write(LIVE)

@@ -1,4 +1,4 @@
-"""Whatever a model's own code raises: each call has its answer, and the server goes on."""
+"""Whatever a model's own code raises: each call has its answer, and the server continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies of requests on their way: one total for every transport, counted while they grow, and a least rate."""
+"""Bodies of requests in flight: one total for every transport, counted while they grow, and a least rate."""
 
 from __future__ import annotations
 

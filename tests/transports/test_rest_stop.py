@@ -1,4 +1,4 @@
-"""REST clients while the server goes away: none is cut off without a word."""
+"""REST clients while the server goes away: none is cut off without an answer."""
 
 from __future__ import annotations
 

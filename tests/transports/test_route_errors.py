@@ -1,4 +1,4 @@
-"""What a client is told of a failure inside a route: the route's name, and nothing of how it is matched."""
+"""The error of a failure inside a route: the route's name, and nothing of how it is matched."""
 
 from __future__ import annotations
 

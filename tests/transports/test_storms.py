@@ -58,7 +58,7 @@ class Healthy:
 
 
 async def storm(channel: grpc.aio.Channel, count: int, how: str) -> Counter[grpc.StatusCode]:
-    """So many calls that nobody answers end at once; with what."""
+    """So many unanswered calls end at once; with what."""
     held: Any = channel.unary_unary(f"{PATH}Held")
     loop = asyncio.get_running_loop()
     at = loop.time() + DEADLINE_SECONDS

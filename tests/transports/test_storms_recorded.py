@@ -23,7 +23,7 @@ CLIENTS = ("c-core", "go", "java", "nghttp2")
 STORMS = ("deadlines", "cancels", "reconnects")
 REFUSED = ErrorCode.REFUSED_STREAM.to_bytes(4)
 TOGETHER = 10
-"""Connections, where many clients come again at once."""
+"""Connections, where many clients reconnect at once."""
 
 
 def pieces_of(name: str) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""JSON bodies that are longer than there is room for at a time: who waits, who goes on, and who is refused."""
+"""JSON bodies that are longer than there is room for at a time: which wait, continue, or are refused."""
 
 from __future__ import annotations
 

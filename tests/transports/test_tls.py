@@ -84,7 +84,7 @@ async def test_certificates_of_clients(
 
 
 def resumed(port: int, context: ssl.SSLContext, session: ssl.SSLSession | None) -> ssl.SSLSession | None:
-    """The session of a new connection, which goes on with the other one if the server lets it."""
+    """The session of a new connection, which resumes the other one if the server lets it."""
     context.check_hostname = False
     with (
         socket.create_connection((HOST, port), SECONDS) as plain,
@@ -100,7 +100,7 @@ def resumed(port: int, context: ssl.SSLContext, session: ssl.SSLSession | None) 
 async def test_a_clients_certificate_is_checked_for_each_connection(
     version: ssl.TLSVersion, authority: Authority
 ) -> None:
-    """A session that goes on would not look whether the certificate has expired."""
+    """A resumed session would not look whether the certificate has expired."""
     context = authority.client(of=authority)
     context.maximum_version = version
     async with server(**authority.server(mutual=True)) as here:

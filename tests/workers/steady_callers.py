@@ -1,5 +1,5 @@
 """Clients that call `who` all the time, in a process that does nothing else with gRPC: the tests' own has run many
-clients and servers of both kinds, grpc.aio's among them, and a call that stands still there says nothing of us."""
+clients and servers of both kinds, grpc.aio's among them, and a stalled call there says nothing of the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What counts as a sign of life of a worker."""
+"""What counts as a heartbeat of a worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The OpenAPI document of several workers: whoever answers, it is the same."""
+"""The OpenAPI document of several workers: whichever answers, it is the same."""
 
 from __future__ import annotations
 

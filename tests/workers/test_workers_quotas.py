@@ -23,7 +23,7 @@ RULES = (
 
 
 def call(channel: grpc.Channel, token: str, model: str, value: int = 1) -> grpc.Future:
-    """An inference on its way."""
+    """An inference in flight."""
     metadata = [("authorization", f"Bearer {token}")]
     stub = rpc(channel, "ModelInfer", pb.ModelInferResponse)
     return stub.future(infer_request(model, value), metadata=metadata, timeout=SECONDS)

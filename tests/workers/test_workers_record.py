@@ -68,7 +68,7 @@ class State:
 
 @given(st.lists(CHANGES), st.integers(0, 20))
 def test_what_is_kept_leads_to_the_same_state(changes: list[Made], seen: int) -> None:
-    """Also for who was told the first changes at once, and the rest later."""
+    """Also for workers that got the first changes at once, and the rest later."""
     record, all_of_them, reported_late, reported_twice = Record(), State(), State(), State()
     revision = 0
     for count, (name, arguments) in enumerate(changes):

@@ -18,7 +18,7 @@ from triglot.core.types import TensorSpec
 from triglot.model.model import Model
 
 VECTOR_INTERCEPT = (3, 1)
-"""The release since which `base_score` is the text of a vector; earlier ones read that as 0.5 without a word."""
+"""The release since which `base_score` is the text of a vector; earlier ones read that as 0.5 silently."""
 _JSON_VERSION = re.compile(rb'"version"\s*:\s*\[\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*\]')
 _UBJSON_VERSION = re.compile(rb"version\[#L\0{7}\x03((?:i.){3})", re.DOTALL)
 

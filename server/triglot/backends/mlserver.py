@@ -188,11 +188,11 @@ class MLServerStream(MLServerModel, ForeignStream):
 
     async def answers(self, inputs: Inputs, call: Call) -> AsyncIterator[Answer]:
         """See `ForeignStream`."""
-        async for response in self._served.predict_stream(_one(self._request(inputs, call))):
+        async for response in self._served.predict_stream(_single(self._request(inputs, call))):
             yield self._answer(response)
 
 
-async def _one(request: Any) -> AsyncIterator[Any]:
+async def _single(request: Any) -> AsyncIterator[Any]:
     yield request
 
 

@@ -81,7 +81,7 @@ class ModuleFinder(MetaPathFinder):
         return None if spec is None else self.with_fresh_loader(spec)
 
     def with_fresh_loader(self, spec: ModuleSpec) -> ModuleSpec:
-        """Return the spec, with a loader of ours for source files."""
+        """Return the spec, with Triglot's loader for source files."""
         if isinstance(spec.loader, SourceFileLoader):
             spec.loader = self._loader(spec.loader.name, spec.loader.path)
         return spec

@@ -115,7 +115,7 @@ def scalars_of(file: Path) -> frozenset[str]:
 def without_maps(file: Path) -> tuple[bytes, dict[str, Probabilities]]:
     """Return the model without ZipMap nodes, and the tensors that replace their maps, by output.
 
-    skl2onnx and onnxmltools add such a node unless they are told zipmap=False, and CatBoost always. It returns
+    skl2onnx and onnxmltools add such a node unless they get zipmap=False, and CatBoost always. It returns
     a sequence of maps from labels to probabilities, one for each row (ai.onnx.ml, ZipMap).
     """
     model = pb.ModelProto.FromString(file.read_bytes())

@@ -3,7 +3,7 @@
 A graph and a session load both kinds; `tf.saved_model.load` rejects some of TensorFlow 1's. A call is the C call
 below `Session.run`, without the latter's check in Python of input shapes against the graph's. TensorFlow Serving
 does not check these either (tfs 0.9). A run ends at its call's deadline, between two operations. A session cannot
-end a single run before that, so a cancelled one goes on until then, as in TensorFlow Serving.
+end a single run before that, so a cancelled one runs until then, as in TensorFlow Serving.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class SavedModel(Model):
         }
 
     def infer(self, inputs: Mapping[str, Array], call: Call) -> dict[str, Any]:
-        """Run the operations of the requested outputs, until the call's deadline at the latest.
+        """Run the operations of the requested outputs, within the call's deadline.
 
         Raise `ServingError` with an operation's own code and text.
         """

@@ -198,10 +198,10 @@ def _each_result(response: inference_pb2.MultiInferenceResponse) -> Values:
     values: dict[str, tuple[str, Array]] = {}
     for at, result in enumerate(response.results):
         is_regression = result.WhichOneof("result") == "regression_result"
-        of_one = (
+        of_item = (
             _regressed(result.regression_result) if is_regression else _classified(result.classification_result)
         )
-        values |= {f"{at}: {name}": value for name, value in of_one.items()}
+        values |= {f"{at}: {name}": value for name, value in of_item.items()}
     return values
 
 

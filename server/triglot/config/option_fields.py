@@ -40,8 +40,8 @@ def option_type(option: Field[Any]) -> type:
 def groups(options: Iterable[Field[Any]]) -> dict[str, list[str]]:
     """Return the names of the options by group."""
     found: dict[str, list[str]] = {}
-    for one in options:
-        found.setdefault(one.metadata["group"], []).append(one.name)
+    for option in options:
+        found.setdefault(option.metadata["group"], []).append(option.name)
     return found
 
 

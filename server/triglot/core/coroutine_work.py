@@ -91,7 +91,7 @@ class IteratedRequests:
         self._arrived = asyncio.Event()
 
     def receive(self) -> None:
-        """Go on: requests have arrived, or the end."""
+        """Continue: requests have arrived, or the end."""
         self._arrived.set()
 
     def __aiter__(self) -> Self:

@@ -19,7 +19,7 @@ from triglot.core.errors import ServingError, UnreadResponses, own_copy
 MAX_UNREAD_BYTES: Final = 64 * 2**20
 """Default of the option `max_unread_bytes`."""
 STREAM_BUFFER: Final = 32
-"""Responses that are buffered for a slow reader before a thread that nobody else needs waits for it."""
+"""Responses that are buffered for a slow reader before a thread that no other work needs waits for it."""
 RESPONSE_BYTES: Final = 512
 """Memory of a kept response besides its tensors' bytes."""
 PATIENCE_SECONDS: Final = 0.5
@@ -46,7 +46,7 @@ class ResponseBuffer:
 
     `notify` is called on the loop when there is something to `take` again, once until `take` finds nothing.
 
-    Strategy: a thread that nobody else needs waits for a slow reader. Any other does not while at most `limit`
+    Strategy: a thread that no other work needs waits for a slow reader. Any other does not while at most `limit`
     bytes are kept. Then it waits as long as the reader takes `limit` bytes within `PATIENCE_SECONDS`, so a burst
     of the model is no error. A response for which there is still no room ends the stream with `UnreadResponses`,
     and the call counts as cancelled: a client that does not read may not stop a thread that serves others.
@@ -91,7 +91,7 @@ class ResponseBuffer:
     def put(self, response: Any, waits: Callable[[], bool] = _never) -> bool:
         """Add a response; return False if it is no longer wanted. On any thread.
 
-        `waits` returns whether nobody else needs the thread. Then it blocks while `STREAM_BUFFER` responses are
+        `waits` returns whether no other work needs the thread. Then it blocks while `STREAM_BUFFER` responses are
         buffered, or `limit` bytes.
         """
         size = memory_of(response)
@@ -173,7 +173,7 @@ class ResponseBuffer:
 
 
 def _ignore() -> None:
-    """Do nothing: nobody takes responses any longer."""
+    """Do nothing: responses are no longer taken."""
 
 
 def memory_of(response: object) -> int:

@@ -22,7 +22,7 @@ Defer = Callable[[Callable[[], None]], object]
 
 @mypyc_attr(native_class=False)
 class CallCancelled(Cancelled):
-    """The caller cancelled: nobody waits for the response."""
+    """The caller cancelled: the response is not awaited."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

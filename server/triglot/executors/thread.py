@@ -32,7 +32,7 @@ PAUSE_SECONDS: Final = 0.1
 """Pause of a thread that failed to take work from the queue, before it retries: the failure may recur."""
 
 
-_ONE: Final = (1).to_bytes(8, sys.byteorder)
+_RING: Final = (1).to_bytes(8, sys.byteorder)
 
 
 class Doorbell:
@@ -53,11 +53,11 @@ class Doorbell:
 
     def ring(self) -> None:
         """Wake the waiting side, or have its next `wait` return at once. On any thread."""
-        os.write(self._rings, _ONE)
+        os.write(self._rings, _RING)
 
     def wait(self) -> None:
         """Block until it has been rung since the last `wait`."""
-        os.read(self.file, len(_ONE))
+        os.read(self.file, len(_RING))
 
     def close(self) -> None:
         """Close its file descriptors; it must no longer be in use."""

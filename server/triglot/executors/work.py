@@ -426,7 +426,7 @@ class Work(Running, Runnable):
         return wanted
 
     def _waits(self) -> bool:
-        """Whether the current thread may wait for a slow reader: nobody else needs it."""
+        """Whether the current thread may wait for a slow reader: no other work needs it."""
         return self._thread_id == threading.get_ident() and not self.queue
 
     def finish(self) -> None:

@@ -72,7 +72,7 @@ class Ensemble(Model):
             return await self._run(inputs, call).response()
 
     async def infer_stream(self, inputs: Inputs, call: Call) -> AsyncGenerator[dict[str, Array], None]:
-        """As `infer`, with decoupled steps: yields a response per response of theirs, in their order."""
+        """As `infer`, with decoupled steps: yields a response for each of their responses, in order."""
         run = self._run(inputs, call)
         try:
             with _add_ensemble_name(call):
@@ -244,7 +244,7 @@ def _needed(steps: Sequence[Step], outputs: Iterable[str]) -> list[int]:
 
 
 class _Run:
-    """One request, or one response of a decoupled step, on its way through the steps of a graph.
+    """One request, or one response of a decoupled step, that passes the steps of a graph.
 
     Runs on the event loop. A tensor is released once no remaining step uses it. `tasks` holds the tasks of the
     request's `_Prefetch` objects. `parameters` are those of the request, with the sequence parameters of the

@@ -163,7 +163,7 @@ def default_of(signatures: Mapping[str, Signature]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ModelMetadata:
-    """The metadata of a model. `versions`: the serving ones, or the requested one; `version_names`: theirs."""
+    """Metadata of a model. `versions`: the serving ones, or the requested one; `version_names`: their names."""
 
     name: str
     versions: list[str]

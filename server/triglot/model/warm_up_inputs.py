@@ -109,8 +109,8 @@ def _from_file(file: Path, datatype: DataType, count: int, batch: int) -> Buffer
             return object_array(elements, (len(elements),))
         size, wanted = os.fstat(stream.fileno()).st_size, count * datatype.itemsize
         if size not in (wanted, wanted * batch):
-            whole = f", or {wanted * batch} for the batch of {batch}" if batch > 1 else ""
-            raise InvalidArgument(f"expected {wanted} bytes{whole}, found {size}")
+            for_batch = f", or {wanted * batch} for the batch of {batch}" if batch > 1 else ""
+            raise InvalidArgument(f"expected {wanted} bytes{for_batch}, found {size}")
         data = stream.read()
         return data if size == wanted * batch else data * batch
 
@@ -177,8 +177,8 @@ def _converted(array: Array, datatype: str) -> Array:
     if array.dtype.kind != "c" or dtype.kind == "c":
         with np.errstate(all="ignore"):
             converted = array.astype(dtype)
-        whole = dtype.kind in "bui"
-        if _are_integers(array, dtype) if whole else (np.isfinite(converted) == np.isfinite(array)).all():
+        is_integer = dtype.kind in "bui"
+        if _are_integers(array, dtype) if is_integer else (np.isfinite(converted) == np.isfinite(array)).all():
             return converted
     span = f" from {array.min()} to {array.max()}" if array.size else ""
     raise InvalidArgument(f"expected {datatype} values, got {array.dtype}{span}")

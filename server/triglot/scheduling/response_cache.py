@@ -1,7 +1,7 @@
 """The response cache: responses that are reused for equal requests (spec 5.4); one store for all models.
 
 Strategy: each loaded model version has a cache of its own, so another version, or a reloaded one, never finds
-its responses. Entries are read-only copies: a model may go on writing into the arrays it returned. Of equal
+its responses. Entries are read-only copies: a model may keep writing into the arrays it returned. Of equal
 requests that run at the same time each is executed, so that none depends on how another's call ends. Everything
 but copying and digesting belongs to the event loop.
 """

@@ -256,7 +256,7 @@ class Servable(WorkOwner):
     half_changed = False
     """Whether a change of the number of instances was abandoned half-way."""
     companion: asyncio.Task[None] | None = None
-    """What goes on as long as it is there."""
+    """Tasks that run as long as it is loaded."""
 
     def __init__(
         self,

@@ -239,12 +239,14 @@ class Kinds:
 
     def fold(self, loaded: Collection[tuple[str, int]]) -> None:
         """Merge each model's unloaded versions into `ENDED`, except for the most recently called ones."""
-        ended: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
+        of_models: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
         for (name, version), model in self.models.items():
             if version > 0 and (name, version) not in loaded:
-                ended[name].append((model.used, version))
+                of_models[name].append((model.used, version))
         doomed = {
-            (name, version) for name, versions in ended.items() for _, version in sorted(versions)[:-ENDED_KEPT]
+            (name, version)
+            for name, versions in of_models.items()
+            for _, version in sorted(versions)[:-ENDED_KEPT]
         }
         if not doomed:
             return
@@ -274,8 +276,8 @@ class Observer:
     def begin(self, call: Call, endpoint: Endpoint) -> None:
         """Observe a call that begins; once more if its request has a trace context of its own."""
 
-    def end(self, call: Call, endpoint: Endpoint, code: Code, ended: float, refusal: str) -> None:
-        """Observe a call that ended at the instant `ended` of `time.perf_counter`. `refusal`: see `refusal_of`."""
+    def end(self, call: Call, endpoint: Endpoint, code: Code, end_time: float, refusal: str) -> None:
+        """Observe the end of a call at `end_time` of `time.perf_counter`. `refusal`: see `refusal_of`."""
 
     async def precede(self, call: Call, protocol: str, entrypoint: str, method: str) -> None:
         """Observe an administrative call before it takes effect, where `audit_required`. Raise to refuse it."""
@@ -441,10 +443,10 @@ class Endpoint:
         # Replaced in one step: a reader on another thread must not see a call twice.
         before, calls = len(self._calls), dict(self._calls)
         for name, version, code in doomed:
-            ended = CallStats(self._kinds.model(name, ENDED), inference=self.inference)
+            ended_versions = CallStats(self._kinds.model(name, ENDED), inference=self.inference)
             for number in (ENDED, version):
                 if (stats := calls.pop((name, number, code), None)) is not None:
-                    ended.merge(stats)
-            calls[name, ENDED, code] = ended
+                    ended_versions.merge(stats)
+            calls[name, ENDED, code] = ended_versions
         self._calls = calls
         return before - len(calls)

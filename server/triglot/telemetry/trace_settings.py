@@ -132,7 +132,7 @@ def read_level(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def _number(key: str, texts: Sequence[str], mode: str) -> int:
-    text = _one(key, texts)
+    text = _single_value(key, texts)
     least = least_of(_NUMBERS[key], mode)
     if _INTEGER.fullmatch(text) is None or not least <= int(text) <= MOST:
         raise InvalidArgument(f"{key}: expected an integer from {least} to {MOST}, got '{_cut(text)}'")
@@ -145,14 +145,14 @@ def _refuse_file(texts: Sequence[str] | None) -> None:
 
 
 def _check_mode(texts: Sequence[str] | None, mode: str) -> None:
-    wanted = mode if texts is None else _one(MODE, texts)
+    wanted = mode if texts is None else _single_value(MODE, texts)
     if wanted not in (TRITON, OPENTELEMETRY):
         raise InvalidArgument(f"{MODE}: expected '{TRITON}' or '{OPENTELEMETRY}', got '{_cut(wanted)}'")
     if wanted != mode:
         raise Unimplemented(f"{MODE} cannot be changed over the network, only by the server's option trace_config")
 
 
-def _one(key: str, texts: Sequence[str]) -> str:
+def _single_value(key: str, texts: Sequence[str]) -> str:
     if len(texts) != 1:
         raise InvalidArgument(f"{key}: expected one value, got {_listed(texts)}")
     return texts[0]

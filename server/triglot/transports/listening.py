@@ -121,7 +121,7 @@ class IdleConnection(Protocol):
         """When its wait began, in the loop's time."""
 
     def close_idle(self) -> None:
-        """Close the connection. A client that begins a call meanwhile can tell that the call did not run."""
+        """Close the connection. A client that begins a call meanwhile knows that the call did not run."""
 
 
 Idle = Callable[[], Iterable[IdleConnection]]

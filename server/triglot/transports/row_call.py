@@ -275,7 +275,7 @@ class RowCall(Sink):
     def cancel(self) -> None:
         """Cancel the call: its client no longer waits for the response.
 
-        A change of the server that has begun goes on, so that the call ends with what it came to.
+        A change of the server that has begun continues, so that the call ends with what it came to.
         """
         if self._is_change and not self._must_end():
             return

@@ -1,4 +1,4 @@
-"""A client of grps with its own classes and a server of ours in one process, imported in either order.
+"""A client of grps with its own classes and a Triglot server in one process, imported in either order.
 
     python grps_one_process.py client|server MODEL…
 

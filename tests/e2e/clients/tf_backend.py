@@ -145,8 +145,8 @@ async def check_the_combinations_of_requested_outputs_that_are_kept(subject):
 async def check_a_run_ends_at_its_deadline(subject):
     def build():
         steps = v1.placeholder(tf.int32, [], name="steps")
-        one = tf.minimum(steps, 1)
-        (at,) = tf.while_loop(lambda at: at < steps, lambda at: at * one, [one], parallel_iterations=1)
+        step = tf.minimum(steps, 1)
+        (at,) = tf.while_loop(lambda at: at < steps, lambda at: at * step, [step], parallel_iterations=1)
         return {"serving_default": signature({"steps": steps}, {"at": at})}
 
     model = subject.built("endless", build)

@@ -180,7 +180,11 @@ async def check_parameters_are_named_in_the_log(subject):
 async def check_close_frees_every_device(subject):
     model = load(subject.version("half_plus_two"), InstanceGroup("CPU"), InstanceGroup("MODEL"))
     on_threads(2, partial(infer, model, x=floats(1)))
-    held = [weakref.ref(thing) for one in model._models.values() for thing in (one._session, one._session.graph)]
+    held = [
+        weakref.ref(thing)
+        for version in model._models.values()
+        for thing in (version._session, version._session.graph)
+    ]
     gc.disable()
     try:
         model.close()

@@ -129,7 +129,7 @@ async def check_strings_are_utf8(subject):
     tensors = CONVERTER.preprocess(sent, GrpsContext())
     assert [tensor.numpy().tolist() for tensor in tensors[:1]] == [["größer".encode(), b"a\0"]]
     reply = CONVERTER.postprocess(tensors, GrpsContext())
-    assert [(list(one.shape), list(one.flat_string)) for one in reply.gtensors.tensors] == [
+    assert [(list(tensor.shape), list(tensor.flat_string)) for tensor in reply.gtensors.tensors] == [
         ([2], ["größer", "a\0"]),
         ([], ["b\0"]),
     ]
@@ -138,7 +138,7 @@ async def check_strings_are_utf8(subject):
 
 async def check_results_that_grps_has_no_dtype_for(subject):
     wide = CONVERTER.postprocess((tf.constant([True]), tf.constant([1.5], tf.bfloat16)), GrpsContext())
-    assert [one.dtype for one in wide.gtensors.tensors] == [pb.DT_UINT8, pb.DT_FLOAT32]
+    assert [tensor.dtype for tensor in wide.gtensors.tensors] == [pb.DT_UINT8, pb.DT_FLOAT32]
     assert named(wide) == {"output_0": [1], "output_1": [1.5]}
     refused(
         Internal, "grps has no dtype for complex64", CONVERTER.postprocess, tf.constant(1j, tf.complex64), None

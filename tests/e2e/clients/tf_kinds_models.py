@@ -20,8 +20,8 @@ def doubled():
 
 def endless(x):
     """A loop that never ends."""
-    one = tf.minimum(tf.size(x), 1)
-    (number,) = tf.while_loop(lambda at: at >= 0, lambda at: at * one, [one], parallel_iterations=1)
+    step = tf.minimum(tf.size(x), 1)
+    (number,) = tf.while_loop(lambda at: at >= 0, lambda at: at * step, [step], parallel_iterations=1)
     return number
 
 

@@ -15,7 +15,7 @@ def float32(value):
 
 def classes_of(result):
     """The labels and scores of each example."""
-    return [[(one.label, one.score) for one in classes.classes] for classes in result.classifications]
+    return [[(item.label, item.score) for item in classes.classes] for classes in result.classifications]
 
 
 def values_of(result):
@@ -93,17 +93,17 @@ async def check_examples_that_do_not_fit(subject):
 
 
 async def check_signatures_that_do_not_fit(subject):
-    one = {"x": 1.0}
+    single = {"x": 1.0}
     flat = "Expected Tensor shape: [batch_size num_classes] but got [1]"
     for asked, text in (
-        (subject.classify("labels", "nope", one), "No signature was found with the name: nope"),
-        (subject.regress("labels", "nope", one), "No signature was found with the name: nope"),
-        (subject.classify("labels", "flat", one), flat),
-        (subject.regress("labels", "", one), "Expected one output Tensor."),
-        (subject.classify("multi_io", "", one), "Expected one input Tensor."),
+        (subject.classify("labels", "nope", single), "No signature was found with the name: nope"),
+        (subject.regress("labels", "nope", single), "No signature was found with the name: nope"),
+        (subject.classify("labels", "flat", single), flat),
+        (subject.regress("labels", "", single), "Expected one output Tensor."),
+        (subject.classify("multi_io", "", single), "Expected one input Tensor."),
     ):
         await refused(asked, Code.INVALID_ARGUMENT, text)
-    for asked in (subject.classify("absent", "", one), subject.regress("absent", "", one)):
+    for asked in (subject.classify("absent", "", single), subject.regress("absent", "", single)):
         await refused(asked, Code.NOT_FOUND, "Servable not found for request: Latest(absent)")
 
 

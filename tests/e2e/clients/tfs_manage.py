@@ -308,8 +308,8 @@ async def check_a_model_that_cannot_be_loaded(subject):
         assert (version, state) == (1, "END")
         assert code != 0
         assert str(folder) in text, text
-        code, gone_text = not_found(name)
-        await refused(y_of(other, name), code, f"{gone_text}: {text}")
+        code, not_found_text = not_found(name)
+        await refused(y_of(other, name), code, f"{not_found_text}: {text}")
         # The others are as they were, and the next reload is one like any other.
         assert await y_of(other, "two") == ([2.5], 123)
         await reload(other, two(subject), model_config(name, folder, 2))

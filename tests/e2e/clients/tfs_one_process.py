@@ -1,4 +1,4 @@
-"""TensorFlow Serving's client and a server of ours in one process, imported in either order.
+"""TensorFlow Serving's client and a Triglot server in one process, imported in either order.
 
     python tfs_one_process.py client|server HALF_PLUS_THREE SQUARE
 

@@ -230,13 +230,13 @@ async def check_missing_models(subject):
 
 
 async def check_inputs_that_do_not_fit(subject):
-    one = (
+    template = (
         "input size does not match signature: {} len({{{}}}) != len({{x}}). Sent extra: {{{}}}. Missing but "
         "required: {{{}}}."
     )
     for model, inputs, text in (
-        ("half_plus_two", {}, one.format("0!=1", "", "", "x")),
-        ("half_plus_two", {"x": [1.0], "a": [1.0]}, one.format("2!=1", "a,x", "a", "")),
+        ("half_plus_two", {}, template.format("0!=1", "", "", "x")),
+        ("half_plus_two", {"x": [1.0], "a": [1.0]}, template.format("2!=1", "a,x", "a", "")),
         (
             "half_plus_two",
             {"X": [1.0]},

@@ -22,7 +22,7 @@ _numbers = itertools.count(1)
 
 
 class Subject:
-    """The addresses, and ids that nobody has used."""
+    """The addresses, and unused ids."""
 
     def __init__(self, grpc, rest):
         self.grpc = grpc

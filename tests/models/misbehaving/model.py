@@ -1,4 +1,4 @@
-"""Does what it is told, and all of it is wrong."""
+"""Does what it is asked, and all of it is wrong."""
 
 import asyncio
 import sys

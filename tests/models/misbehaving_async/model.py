@@ -1,4 +1,4 @@
-"""Does what it is told, and all of it is wrong, on the event loop."""
+"""Does what it is asked, and all of it is wrong, on the event loop."""
 
 import asyncio
 import sys

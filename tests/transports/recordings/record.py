@@ -1,6 +1,6 @@
 """Records what stock clients send in storms: `python tests/transports/recordings/record.py --help`.
 
-A server whose calls nobody answers listens on one port, a proxy that writes down what a client sends on another.
+A server that answers no call listens on one port, a proxy that writes down what a client sends on another.
 Each file holds the bytes of one connection, the one with most, from its beginning, as pieces of the size in which
 they came: four bytes of length, then the piece; all of it compressed by xz.
 """

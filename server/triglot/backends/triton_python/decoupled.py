@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 class _Responses:
     """An `Outlet` that keeps the responses of a request.
 
-    Strategy: senders wait for a slow client only where nobody else needs their thread: in the `execute` of this
+    Strategy: senders wait for a slow client only where no other work needs their thread: in the `execute` of this
     request alone, on `thread`, while `queue` is empty. There they raise an error, too, if responses exceed what is
     kept. On another thread an error might end what serves all requests, so responses are dropped, as for a client
     that has left.
@@ -110,9 +110,9 @@ class DecoupledModel(TritonModel):
             if self._threads:
                 return
             for instance in self._instances:
-                self._start_one(instance)
+                self._start_instance(instance)
 
-    def _start_one(self, instance: Instance) -> None:
+    def _start_instance(self, instance: Instance) -> None:
         started = Future[None]()
         thread = threading.Thread(target=self._run, args=(instance, started), name=instance.name, daemon=True)
         self._threads[instance] = thread
@@ -126,7 +126,7 @@ class DecoupledModel(TritonModel):
             added = self._add_instances(config)
             try:
                 for instance in added:
-                    self._start_one(instance)
+                    self._start_instance(instance)
                     started_now.append(instance)
             except BaseException:
                 self._instances = [instance for instance in self._instances if instance not in added]

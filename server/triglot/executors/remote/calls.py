@@ -121,7 +121,7 @@ class Calls:
         Raise what the model raises, `NotBegun`, and `Unavailable` if the process ends or hangs meanwhile: `Lost`
         if it has sent no response.
         """
-        return answer_of(await self._result(partial(self._one, inputs, call), call))
+        return answer_of(await self._result(partial(self._send_call, inputs, call), call))
 
     async def run_list(self, inputs: Sequence[Inputs], call: BatchCall) -> list[Any]:
         """Return what `infer_batch` returns: outputs, or an exception, for each member. Raise as `run`."""
@@ -155,7 +155,7 @@ class Calls:
 
     async def stream(self, inputs: Inputs, call: Call) -> AsyncGenerator[Any, None]:
         """Yield the responses that `infer` yields. Raise as `run`; closing the generator closes the model's."""
-        state = self._begin(Kind.CALL, partial(self._one, inputs, call), call)
+        state = self._begin(Kind.CALL, partial(self._send_call, inputs, call), call)
         del inputs
         try:
             while (message := await self._channel.take(state)).kind is Kind.ANSWER:
@@ -199,7 +199,7 @@ class Calls:
         self._channel.send(Kind.GO_ON if wanted else Kind.STOP, call=state.number)
 
     async def _end(self, state: CallState) -> None:
-        """Stop a call that its caller leaves, and wait until it ends or, on the loop, is orphaned."""
+        """Stop a cancelled call, and wait until it ends or, on the loop, is orphaned."""
         state.since = time.monotonic()
         self._channel.send(Kind.STOP, call=state.number)
         try:
@@ -223,7 +223,7 @@ class Calls:
     def _fields(self, call: Call) -> dict[str, Any]:
         return call_fields(call, log_ids=self.log_ids)
 
-    def _one(self, inputs: Inputs, call: Call) -> tuple[bytes, Placed]:
+    def _send_call(self, inputs: Inputs, call: Call) -> tuple[bytes, Placed]:
         text = dumps(self._fields(call)) if self.with_call or self.log_ids else b""
         return text, self._channel.place(inputs)
 

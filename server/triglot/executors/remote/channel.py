@@ -93,7 +93,7 @@ class Mailbox:
         self._wake: asyncio.Future[None] | None = None
 
     def put(self, message: object) -> None:
-        """Add a message, and wake who waits for it on an event loop. On any thread."""
+        """Add a message, and wake its waiter on an event loop. On any thread."""
         self.messages.append(message)
         if (wake := self._wake) is not None:
             with suppress(RuntimeError):  # The loop is closed.
@@ -153,7 +153,7 @@ class Channel:
         self.wakeful = False
         """Whether to busy-wait for a frame that is likely to arrive soon."""
         self.unattended = False
-        """Whether nobody may be reading while a coroutine waits."""
+        """Whether no thread may be reading while a coroutine waits."""
         self.received_count = 0
         """Grows with what is received."""
         self.peer_closed = False
@@ -383,7 +383,7 @@ class Channel:
         self._reader.feed(data)
 
     def has_unread(self) -> bool:
-        """Return whether the other side has sent what nobody has read yet. On one thread at a time."""
+        """Return whether the other side has sent bytes that are still unread. On one thread at a time."""
         return any(events == select.POLLIN for _, events in self._unread.poll(0))
 
     def trim(self, now: float) -> None:

@@ -252,7 +252,7 @@ class Pool:
                     raise Unavailable(
                         f"{self.program.name}: the {self.program.kind} for the request's sequence was lost"
                     )
-                process = self._free_one()
+                process = self._free_process()
                 if process is None:
                     self._check(call)
                     return None
@@ -284,7 +284,7 @@ class Pool:
         self.on_lost(number, self._losses[number])
 
     def wait(self) -> None:
-        """Block until a process may be free, for `BEAT_SECONDS` at most: a cancelled call notifies nobody."""
+        """Block until a process may be free, for `BEAT_SECONDS` at most: a cancelled call notifies no waiter."""
         with self._free:
             self._free.wait(BEAT_SECONDS)
 
@@ -308,7 +308,7 @@ class Pool:
             raise Unavailable(f"{error}; the request was tried {MAX_TRIES} times") from None
         return True
 
-    def _free_one(self) -> Process | None:
+    def _free_process(self) -> Process | None:
         mine = self._number() if self.sticky else None
         found, least = None, math.inf
         for slot in self._slots:

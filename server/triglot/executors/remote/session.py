@@ -242,14 +242,18 @@ class CallState(Mailbox):
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
-            return iterate(self._stream(asked, member)) if streams else run_blocking(self._one(asked, member))
+            return (
+                iterate(self._stream(asked, member))
+                if streams
+                else run_blocking(self._respond_once(asked, member))
+            )
         if streams:
             return self._stream(asked, member)
-        task = loop.create_task(self._one(asked, member))
+        task = loop.create_task(self._respond_once(asked, member))
         task.add_done_callback(_retrieve)
         return task
 
-    async def _one(self, asked: ModelCall | ModelTask, member: int | None) -> Any:
+    async def _respond_once(self, asked: ModelCall | ModelTask, member: int | None) -> Any:
         question, box = self._ask(asked, member)
         try:
             return await self._answer(box)

@@ -63,7 +63,7 @@ def parse_lists(text: bytes) -> Any:
 
 
 def numbers_of(lists: Any, kind: str, text: bytes) -> Array:
-    """Return all numbers of lists, flattened: "d" as float64, "i" as int64, "u" as uint64; `text` is theirs.
+    """Return all numbers of lists, flattened: "d" as float64, "i" as int64, "u" as uint64; `text` is the source.
 
     Raise `ValueError` or `TypeError` for items that have to be read otherwise.
     """

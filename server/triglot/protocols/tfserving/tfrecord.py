@@ -18,7 +18,7 @@ from triglot.core.tensor import Array
 ROW = 512
 """Bytes of a row."""
 ROWS_AT_ONCE = 128
-"""Rows per numpy call: it holds the GIL meanwhile, and needs some 12 bytes for each of theirs."""
+"""Rows per numpy call: it holds the GIL meanwhile, and needs some 12 bytes for each byte of the rows."""
 _HEADER, _CHECKSUM = struct.Struct("<QI"), struct.Struct("<I")
 _CASTAGNOLI = 0x82F63B78
 _START = (0x641F6454).to_bytes(4, "little")

@@ -102,7 +102,7 @@ def others(parameters: Mapping[str, str]) -> dict[str, str]:
 
 
 def misspelt(parameters: Mapping[str, str]) -> Iterator[str]:
-    """Yield a note for each parameter that probably is one of ours, misspelt."""
+    """Yield a note for each parameter that probably is a misspelt one of Triglot."""
     for name in others(parameters):
         if near := difflib.get_close_matches(name, OWN, n=1, cutoff=MISSPELT):
             yield f"parameters[{name}]: passed to the model's own code; did you mean {near[0]!r}?"

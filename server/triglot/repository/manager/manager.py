@@ -263,7 +263,7 @@ class Manager:
     async def check_folders(self, models: Sequence[ModelSettings]) -> None:
         """Raise `PermissionDenied` for a model outside of the operator's folders, as its code would run.
 
-        Also for request records outside of theirs. Raise `FailedPrecondition` as `reload` does.
+        Also for request records outside of the roots of records. Raise `FailedPrecondition` as `reload` does.
         """
         self._require_list()
         allowed = list(dict.fromkeys([*self._folders, *folders_of(self._followed)]))

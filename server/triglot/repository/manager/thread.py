@@ -15,7 +15,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 1.0
-"""Seconds after which work that nobody waits for any longer is logged: it takes a CPU, or memory."""
+"""Seconds after which abandoned work is logged: it takes a CPU, or memory."""
 
 
 def _forget(_: object) -> None:
@@ -26,7 +26,7 @@ async def in_thread(work: Callable[[], T], late: Callable[[T], object] = _forget
     """Return or raises what `work` does; if this is cancelled, `late` gets the result, on a thread.
 
     Uses a daemon thread, not the loop's pool: work that never ends must not keep a stopped server alive, nor take
-    a thread from others. It cannot be ended: if it goes on after a cancellation, that is logged by its `name`.
+    a thread from others. It cannot be ended: if it continues after a cancellation, that is logged by its `name`.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
@@ -75,7 +75,7 @@ async def in_thread(work: Callable[[], T], late: Callable[[T], object] = _forget
 async def in_time(work: Callable[[], T], seconds: float, name: str) -> T:
     """As `in_thread`, for at most `seconds` of the option load_timeout; 0: no limit.
 
-    Raise `DeadlineExceeded`; the work goes on.
+    Raise `DeadlineExceeded`; the work continues.
     """
     try:
         async with asyncio.timeout(seconds or None) as limit:

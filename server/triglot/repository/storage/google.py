@@ -76,7 +76,7 @@ def _google_auth(file: Path, text: str) -> Callable[[], GCSCredential]:
 
 
 def _credentials(info: Mapping[str, Any]) -> Any:
-    """Return those of a file. `google.auth.default` would look for a project, too, which nobody needs."""
+    """Return those of a file. `google.auth.default` would look for a project, too, which is not needed."""
     match info:
         case {"type": "impersonated_service_account"}:
             found: Any = import_module("google.auth.impersonated_credentials").Credentials

@@ -48,7 +48,7 @@ class Storage:
     # --- paths ---
 
     def local(self, roots: Sequence[Root]) -> tuple[Root, ...]:
-        """Return the roots with local paths instead of URLs. Raise `OSError` if there is no folder for these."""
+        """Return the roots with local paths instead of URLs. Raise `OSError` if a folder for these is missing."""
         return tuple(map(self._local, roots))
 
     def _local(self, root: Root) -> Root:

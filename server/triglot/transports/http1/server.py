@@ -36,7 +36,7 @@ class Http1Server(HttpServer):
 
     def idle_connections(self) -> list[IdleConnection]:
         """See the base class."""
-        return [one for one in self.connections if one.is_idle]
+        return [connection for connection in self.connections if connection.is_idle]
 
     def remove(self, connection: Connection) -> None:
         """See `Serving`."""

@@ -90,7 +90,7 @@ class Rpc(GrpcCall):
         self.body: Body | None = None
         """Receives the request's body, unless that arrived as a whole."""
         self.task: RunningCall | None = None
-        """The task that runs what comes before or after the row."""
+        """The task that runs the steps before or after the row."""
         self.over = False
         """True once nothing more is sent."""
         self.response_head = response_head()

@@ -197,10 +197,10 @@ class HttpCall(RowCall):
         if worth is not None and len(encoded.body) >= worth and "accept-encoding" in self._exchange.headers:
             self._run(self._compress, self._exchange, encoded)
         else:
-            self._send_whole(encoded)
+            self._send_complete(encoded)
 
     async def _compress(self, http: Exchange, response: HttpResponse) -> None:
-        self._send_whole(await compressed(http, response))
+        self._send_complete(await compressed(http, response))
 
     # --- streams ---
 
@@ -298,7 +298,7 @@ class HttpCall(RowCall):
         if self._closed and not self.done():  # The client has not read what is left of a stream.
             self._end_cancelled()
 
-    def _send_whole(self, response: HttpResponse) -> None:
+    def _send_complete(self, response: HttpResponse) -> None:
         check_fields(response)
         self.call.encoded(len(response.body))
         self._answer(Code.OK, response)

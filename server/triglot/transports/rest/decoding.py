@@ -31,7 +31,7 @@ TEXT_ON_LOOP = 32 * 1024
 
 
 IDLE_SECONDS = 120.0
-"""Seconds without a byte after which reading is given up.
+"""Seconds without a byte after which reading is abandoned.
 
 The same as HTTP/2's limit for clients that do not read.
 """
@@ -121,10 +121,10 @@ class HttpDecoder:
         length = http.body.length
         if length is None or length > TEXT_ON_LOOP or "content-encoding" in http.headers:
             return None
-        body = self._whole_body(found.route, http)
+        body = self._complete_body(found.route, http)
         return None if body is None else _received(found, http, body, call)
 
-    def _whole_body(self, route: Route, http: Exchange) -> bytes | None:
+    def _complete_body(self, route: Route, http: Exchange) -> bytes | None:
         limit, option = self._limit(route, http)
         try:
             return body_at_once(http.body, limit)
@@ -150,7 +150,7 @@ class HttpDecoder:
         window_bits = _window_bits(route, http)
         limit, option = self._limit(route, http)
         advice = _advice(option)
-        body = self._whole_body(route, http)
+        body = self._complete_body(route, http)
         room = self._other_room if route.body_limit(http.headers) is None else self._text_room
         with self._request_bytes.reserve(FREE_BYTES) as reserved, room.place() as place:
             if body is None:

@@ -84,7 +84,7 @@ class TwoTextsInferer(Toy):
 
 
 class TwoBytesInferer(Toy):
-    """Two pieces of bytes that are no text, one after the other."""
+    """Two pieces of bytes that are not text, one after the other."""
 
     def infer(self, inp: GrpsMessage, context: GrpsContext):
         if context.if_streaming():
@@ -119,7 +119,7 @@ class RaiseInferer(Toy):
 
 
 class SetErrorInferer(Toy):
-    """An error with a text, and data that nobody may get."""
+    """An error with a text, and data that no client may get."""
 
     def infer(self, inp: GrpsMessage, context: GrpsContext):
         context.set_err_msg("my error")
@@ -127,7 +127,7 @@ class SetErrorInferer(Toy):
 
 
 class SetFlagInferer(Toy):
-    """An error without a text, and data that nobody may get."""
+    """An error without a text, and data that no client may get."""
 
     def infer(self, inp: GrpsMessage, context: GrpsContext):
         context.set_has_err(True)

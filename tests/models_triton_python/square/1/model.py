@@ -6,7 +6,7 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """Answers N times with N, from a thread that goes on after execute has returned."""
+    """Answers N times with N, from a thread that continues after execute has returned."""
 
     def initialize(self, args):
         self.model_config = model_config = json.loads(args["model_config"])

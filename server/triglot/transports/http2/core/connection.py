@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from triglot.transports.http2.core import frames
-from triglot.transports.http2.core.events import ConnectionEnded, DataReceived, GoneAway, PingAcknowledged
+from triglot.transports.http2.core.events import ConnectionEnded, DataReceived, GoAwayReceived, PingAcknowledged
 from triglot.transports.http2.core.frames import ErrorCode, Setting
 from triglot.transports.http2.core.limits import DEFAULTS, Limits
 from triglot.transports.http2.core.receiving import (
@@ -176,7 +176,7 @@ class Control:
         self._streams.charge("GOAWAYs")
         # The client opens no more streams; open ones continue.
         text = bytes(payload[8:264]).decode(errors="replace")
-        events.append(GoneAway(int.from_bytes(payload[4:8]), text))
+        events.append(GoAwayReceived(int.from_bytes(payload[4:8]), text))
 
     def drain(self) -> None:
         """Announce that no new streams are wanted; streams that are in flight are still served (RFC 9113, 6.8)."""

@@ -59,7 +59,7 @@ class PingAcknowledged:
 
 
 @dataclass(slots=True)
-class GoneAway:
+class GoAwayReceived:
     """The client has sent GOAWAY: it opens no more streams; open ones continue."""
 
     code: int

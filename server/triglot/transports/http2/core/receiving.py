@@ -18,7 +18,7 @@ from triglot.transports.http2.core.events import (
     DataPlaced,
     DataReceived,
     Drained,
-    GoneAway,
+    GoAwayReceived,
     PingAcknowledged,
     RequestEnded,
     StreamReset,
@@ -253,7 +253,7 @@ Event = (
     | StreamReset
     | Drained
     | PingAcknowledged
-    | GoneAway
+    | GoAwayReceived
     | ConnectionEnded
 )
 
