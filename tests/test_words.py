@@ -1,4 +1,4 @@
-"""What users read, messages and documentation, uses the field's terms: a few phrases of a private dialect fail."""
+"""Messages, documentation, docstrings and names use the field's terms: phrases of a private dialect fail."""
 
 from __future__ import annotations
 
@@ -33,14 +33,38 @@ INSTEAD = {
     r"(two|rows of|its|the server's) doors?": "ports, services, routes",
 }
 DIALECT = {re.compile(rf"\b({phrase})\b", re.IGNORECASE): instead for phrase, instead in INSTEAD.items()}
+ANYWHERE = {
+    "told|tell|tells": "reports, returns, gets, logs, …",
+    "said": "what it holds: message, parameters, config, …",
+    "there|elsewhere|everywhere|nowhere": "missing, present, remote, round_trip, …",
+    "beside|aside|apart": "separate, with, next_to, …",
+    "goes|gone|went|took": "continues, removed, closed, cancelled, elapsed, …",
+    "whoever|nobody|somebody|anybody": "client, caller, reader, waiter, or leave it out: unread, unused, …",
+    "looking": "scanning, watching, …",
+}
+"""Words that no name has, and what names say instead."""
+ALONE = {
+    "one": "what it holds: request, model, connection, …",
+    "ended": "has_ended, on_end, wait_ended, or what it holds",
+    "counted|whole|alone": "what it holds: counts, total, is_complete, unbatched, …",
+}
+"""Words that are no names by themselves."""
+
+
+def table(words: dict[str, str]) -> dict[str, str]:
+    return {word: instead for together, instead in words.items() for word in together.split("|")}
+
+
+PARTS, NAMES = table(ANYWHERE), table(ALONE)
+PRONOUN = re.compile(r"(^|_)(the|a|an|any|each|every|next|last|other)_ones?$")
 
 
 def messages(source: str) -> Iterator[tuple[int, str]]:
-    """The literals of more than a word, docstrings aside, each with its line; {} stands for what is filled in."""
+    """The literals of more than a word but docstrings, each with its line; {} stands for what is filled in."""
     tree = ast.parse(source)
     joined = [node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)]
-    aside = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    aside |= {id(part) for node in joined for part in node.values}
+    skipped = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    skipped |= {id(part) for node in joined for part in node.values}
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
             parts = (part.value if isinstance(part, ast.Constant) else "{}" for part in node.values)
@@ -49,8 +73,35 @@ def messages(source: str) -> Iterator[tuple[int, str]]:
             text = node.value
         else:
             continue
-        if id(node) not in aside and len(text.split()) > 1:
+        if id(node) not in skipped and len(text.split()) > 1:
             yield node.lineno, text
+
+
+def docstrings(source: str) -> Iterator[tuple[int, str]]:
+    """The strings that document something, without the code in them, each with its line."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Expr(ast.Constant(str() as text)):
+                yield node.lineno, re.sub(r"\s+", " ", re.sub(r"`[^`]*`", "…", text))
+
+
+def names(source: str) -> Iterator[tuple[int, str]]:
+    """The names that the source gives to something, each with its line."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case (
+                ast.FunctionDef(name=str() as name)
+                | ast.AsyncFunctionDef(name=str() as name)
+                | ast.ClassDef(name=str() as name)
+                | ast.arg(arg=str() as name)
+                | ast.Name(id=str() as name, ctx=ast.Store())
+                | ast.Attribute(attr=str() as name, ctx=ast.Store())
+                | ast.alias(asname=str() as name)
+                | ast.ExceptHandler(name=str() as name)
+                | ast.MatchAs(name=str() as name)
+                | ast.MatchStar(name=str() as name)
+            ):
+                yield node.lineno, name
 
 
 def prose(page: str) -> str:
@@ -65,6 +116,28 @@ def dialect(text: str) -> list[str]:
     return [f"{m[0]!r}: say {instead!r}" for pattern, instead in DIALECT.items() for m in pattern.finditer(text)]
 
 
+def private(name: str) -> list[str]:
+    """What is wrong with a name."""
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().split("_")
+    found = [f"{word!r}: say {PARTS[word]!r}" for word in words if word in PARTS]
+    if (bare := name.strip("_")) in NAMES:
+        found.append(f"{bare!r}: say {NAMES[bare]!r}")
+    if PRONOUN.search(name):
+        found.append(f"{words[-1]!r}: say {NAMES['one']!r}")
+    return found
+
+
+def sources(*folders: str) -> Iterator[tuple[str, str]]:
+    """The Python files below these folders but generated ones, by their path, with what is in them."""
+    for folder in folders:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if path.parent.parent.name != "pb":
+                yield str(path.relative_to(ROOT)), path.read_text("utf-8")
+
+
+EVERYTHING = ("server", "tests", "bench", "codegen")
+
+
 @pytest.mark.parametrize("text", ["whoever asks", "the caller left", "3 are on their way", "x is no JSON"])
 def test_dialect_is_found(text: str) -> None:
     assert dialect(prose(text.replace(" ", "\n")))
@@ -72,6 +145,35 @@ def test_dialect_is_found(text: str) -> None:
         [(line, message)] = messages(f"raise ValueError({literal})")
         assert line == 1
         assert dialect(message)
+    [(line, document)] = docstrings(f'x = 1\n"""{text.replace(" ", chr(10))}"""')
+    assert line == 2
+    assert dialect(document)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def test_client_is_told(): pass",
+        "async def f(*, said=1): pass",
+        "class GoneAway: pass",
+        "[one for one in models]",
+        "lambda one: 0",
+        "self._ended = 1",
+        "import socket as elsewhere",
+        "with lock as the_one: pass",
+        "for at, (x, took) in models: pass",
+        "if (nobody := find()): pass",
+    ],
+)
+def test_private_name_is_found(code: str) -> None:
+    assert [line for line, name in names(f"import x\n{code}") if private(name)] == [2]
+
+
+@pytest.mark.parametrize(
+    "name", ["has_ended", "on_end", "one_row", "ONE", "ENDED", "part", "retold", "is_counted"]
+)
+def test_standard_name_is_not_found(name: str) -> None:
+    assert private(name) == []
 
 
 @pytest.mark.parametrize("text", ["`whoever`", "[a](told.md)", "```sh\necho is told\n```", "<!-- is told -->"])
@@ -80,12 +182,31 @@ def test_code_of_a_page_may_say_anything(text: str) -> None:
 
 
 def test_messages_use_standard_terms() -> None:
-    files = [path for path in PACKAGE.rglob("*.py") if path.parent.parent.name != "pb"]
     found = [
-        f"{path.relative_to(ROOT)}:{line}: {wrong} in {text!r}"
-        for path in sorted(files)
-        for line, text in messages(path.read_text("utf-8"))
+        f"{file}:{line}: {wrong} in {text!r}"
+        for file, source in sources("server/triglot")
+        for line, text in messages(source)
         for wrong in dialect(text)
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_docstrings_use_standard_terms() -> None:
+    found = [
+        f"{file}:{line}: {wrong} in {text!r}"
+        for file, source in sources(*EVERYTHING)
+        for line, text in docstrings(source)
+        for wrong in dialect(text)
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_names_use_standard_terms() -> None:
+    found = [
+        f"{file}:{line}: {name}: {wrong}"
+        for file, source in sources(*EVERYTHING)
+        for line, name in [(1, Path(file).stem), *names(source)]
+        for wrong in private(name)
     ]
     assert not found, "\n".join(found)
 

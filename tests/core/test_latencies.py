@@ -33,7 +33,7 @@ def test_quantiles_are_of_the_right_value_within_a_percent(values: list[float], 
     assert summary.sum == pytest.approx(sum(values))
 
 
-def test_longer_times_than_any_limit_are_the_last_one() -> None:
+def test_longer_times_than_any_limit_count_in_the_last_bucket() -> None:
     summary = Summary()
     summary.add(1e12, NOW)
     assert summary.quantiles([0.5, 1.0], NOW) == [SUMMARY_LIMITS[-1]] * 2

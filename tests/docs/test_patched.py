@@ -22,6 +22,6 @@ def test_hunks_are_found_by_their_lines(diff: str, changed: str) -> None:
 
 
 @pytest.mark.parametrize(("diff", "times"), [("-d\n+e\n", 0), ("-b\n", 2), ("-c\n+d\n@@\n-c\n", 0)])
-def test_a_hunk_that_fits_nowhere_or_twice_is_an_error(diff: str, times: int) -> None:
+def test_hunk_that_fits_never_or_twice_is_an_error(diff: str, times: int) -> None:
     with pytest.raises(AssertionError, match=f"found {times} times"):
         patched(TEXT, diff)

@@ -135,7 +135,7 @@ async def test_with_the_keyboard_only(serve: Serve, phone: bool) -> None:
         assert await page.evaluate("sessionStorage.length") == 0
 
 
-async def test_the_tab_keeps_the_token_and_the_page_shows_it_nowhere(serve: Serve) -> None:
+async def test_tab_keeps_the_token_and_the_page_never_shows_it(serve: Serve) -> None:
     async with serve(READER) as server, reading(server) as caller:
         page = caller.page
         await caller.give(TOKEN)

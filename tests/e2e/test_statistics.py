@@ -229,7 +229,7 @@ async def test_what_models_ask_of_others_counts_in_these(on_loop: bool) -> None:
 # --- from the load on ---
 
 
-async def test_warm_ups_count_nowhere() -> None:
+async def test_warm_ups_are_not_counted() -> None:
     example = {"x": np.array([1], np.int32)}
 
     def asks(inputs: Arrays, call: Call) -> Any:

@@ -75,7 +75,7 @@ CLIENTS_DESCRIPTOR = "d4bae921ad82a5381be534b66988fbfd4248fed5e35a1429dc3ab6df10
 
 
 def as_clients_have_it() -> bytes:
-    """Our file under the clients' name and, as theirs, without names for JSON."""
+    """Our file under the clients' name and, like their file, without names for JSON."""
     file = descriptor_pb2.FileDescriptorProto()
     pb.DESCRIPTOR.CopyToProto(file)
     file.name = "grps.proto"

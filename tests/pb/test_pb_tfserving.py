@@ -104,7 +104,7 @@ EMPTY = {
 }
 
 
-def beside_the_client(script: str, *arguments: str) -> str:
+def run_with_the_client(script: str, *arguments: str) -> str:
     """What the script prints in a process that has imported the client; it must succeed."""
     python = environments.python("tensorflow")
     done = outcome(start_python([str(CLIENTS / script), *arguments], python), RUN_SECONDS)
@@ -119,11 +119,11 @@ def ours() -> dict[str, str]:
 
 def omitted(name: str) -> str:
     """The omission that explains why we lack `name`; the name itself when there is none."""
-    return next((whole for whole in OMITTED if name == whole or name.startswith((f"{whole}.", f"{whole}:"))), name)
+    return next((known for known in OMITTED if name == known or name.startswith((f"{known}.", f"{known}:"))), name)
 
 
 def test_equal_to_the_client_but_for_the_known_omissions(ours: dict[str, str]) -> None:
-    theirs = json.loads(beside_the_client("descriptors_dump.py", *THEIRS))
+    theirs = json.loads(run_with_the_client("descriptors_dump.py", *THEIRS))
     shared = ours.keys() & theirs.keys()
     assert {name: ours[name] for name in shared} == {name: theirs[name] for name in shared}
     assert {name.split(":")[0] for name in ours.keys() - shared} == FILES_ONLY
@@ -134,7 +134,7 @@ def test_equal_to_the_client_but_for_the_known_omissions(ours: dict[str, str]) -
 
 
 def test_messages_survive_the_way_through_either_side(ours: dict[str, str]) -> None:
-    counts = json.loads(beside_the_client("descriptors_round_trip.py", *OURS, "--", *THEIRS))
+    counts = json.loads(run_with_the_client("descriptors_round_trip.py", *OURS, "--", *THEIRS))
     assert counts.keys() == {name for name, text in ours.items() if text == "message"} - FILES_ONLY
     assert {name for name, count in counts.items() if count == 0} == EMPTY
 
@@ -148,7 +148,7 @@ def test_one_process_can_use_ours_and_tensorflow(order: str) -> None:
     )
     arguments = "descriptors_one_process.py", order, *modules
     if order == "last":
-        count = beside_the_client(*arguments)
+        count = run_with_the_client(*arguments)
     else:
         count = run(environments.python("tensorflow"), *arguments)
     assert int(count) > len(OURS)

@@ -45,17 +45,17 @@ async def test_why_models_do_not_come(tmp_path: Path, caplog: pytest.LogCaptureF
         models = [replace(a, base_path=tmp_path / "nowhere"), replace(b, base_path=tmp_path / "empty")]
         for _ in range(3):
             await manager.reload(models)
-        nowhere = f"Could not find base path {tmp_path / 'nowhere'} for servable a"
+        missing_path = f"Could not find base path {tmp_path / 'nowhere'} for servable a"
         assert change_lines(caplog) == [
             "I the model list changed: changed: a, b",
-            f"E {nowhere}",
+            f"E {missing_path}",
             f"W No versions of servable b found under base path {tmp_path / 'empty'}",
         ]
-        assert manager.registry.version("a", "1").reason == nowhere
+        assert manager.registry.version("a", "1").reason == missing_path
         assert manager.registry.is_ready("a")
         assert not manager.registry.is_ready("b")
         new = settings(tmp_path / "new")
-        assert nowhere not in str(await reload_error(manager, *models, new))
+        assert missing_path not in str(await reload_error(manager, *models, new))
         await manager.reload([*models, new])
         why = f"Could not find base path {tmp_path / 'new'} for servable new"
         assert change_lines(caplog) == ["I the model list changed: new: new", f"E {why}"]

@@ -111,7 +111,7 @@ def test_regions_come_and_go_without_end() -> None:
     assert [change.name for change in record.after(0)] == [UNREGISTER]
 
 
-def test_a_change_says_whether_it_went_well_and_travels_as_json() -> None:
+def test_change_says_whether_it_succeeded_and_travels_as_json() -> None:
     record = Record()
     record.note(RELOAD, {"models": []}, succeeded=False)
     (change,) = record.after(0)

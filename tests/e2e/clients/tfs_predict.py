@@ -350,4 +350,6 @@ async def check_many_calls_in_flight(subject):
     requests = [predict_request("half_plus_two", x=[float(number)]) for number in range(100)]
     running = [start(subject.predictions.Predict, request) for request in requests]
     answers = [await answer_of(call) for call in running]
-    assert [list(one.outputs["y"].float_val) for one in answers] == [[number / 2 + 2] for number in range(100)]
+    assert [list(answer.outputs["y"].float_val) for answer in answers] == [
+        [number / 2 + 2] for number in range(100)
+    ]

@@ -85,8 +85,8 @@ def why_not(name: str, scan: Scan, roots: Iterable[Root]) -> str:
     why = [str(problem) for key, problem in scan.problems.items() if key not in places and Path(key).name == name]
     if not why and scan.wanted.get(name):
         return ""
-    nowhere = [str(scan.problems.get(place, f"no model of this name in {place}")) for place in places]
-    reasons = "; ".join(why or nowhere)
+    not_found = [str(scan.problems.get(place, f"no model of this name in {place}")) for place in places]
+    reasons = "; ".join(why or not_found)
     return not_polled(name) + (f": {reasons}" if reasons else "")
 
 
