@@ -115,11 +115,11 @@ def kept_build(seconds: float | None) -> Path | None:
         print(f"not compiled: there is no C compiler ({compiler.split()[0]})", file=sys.stderr)
         return None
     folder = BUILDS / digest()
-    given_up = folder.with_suffix(".slow")
+    too_slow = folder.with_suffix(".slow")
     if folder.is_dir():
         return folder
-    if seconds is not None and given_up.exists():
-        print(f"not compiled: {given_up.read_text()}", file=sys.stderr)
+    if seconds is not None and too_slow.exists():
+        print(f"not compiled: {too_slow.read_text()}", file=sys.stderr)
         return None
     environments = [sys.executable, str(ROOT / "tests" / "environments.py"), "compile"]
     python = subprocess.run(environments, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
@@ -142,7 +142,7 @@ def kept_build(seconds: float | None) -> Path | None:
         if seconds is None:
             sys.exit(f"the build failed:\n{text[-4000:]}")
         reason = f"it takes more than {seconds:g} s here" if status is None else "the build failed here"
-        given_up.write_text(reason)
+        too_slow.write_text(reason)
         print(f"not compiled: {reason}; see python3 codegen/compiled.py", file=sys.stderr)
         return None
     log.unlink()

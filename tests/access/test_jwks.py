@@ -165,7 +165,7 @@ def test_keys_are_fetched_again() -> None:
 
 def test_an_unknown_key_is_asked_for_soon() -> None:
     with key_server(keyset(ONE)) as server:
-        source = fetched(KeyUrl(server.url, hold_off=0.01))
+        source = fetched(KeyUrl(server.url, retry_delay=0.01))
         server.content = keyset(OTHER)
         wait_until(lambda: source.request_refresh("k"))
         wait_until(lambda: [key.kid for key in source.keys] == ["other"])
@@ -188,7 +188,7 @@ def test_an_unknown_key_is_asked_for_soon() -> None:
 )
 def test_a_server_that_has_none(content: bytes, status: int, headers: dict[str, str], problem: str) -> None:
     with key_server(content, status, **headers) as server:
-        source = fetched(KeyUrl(server.url + "?key=secret", hold_off=0.01))
+        source = fetched(KeyUrl(server.url + "?key=secret", retry_delay=0.01))
         assert problem in source.problem
         assert "secret" not in source.problem
         assert source.request_refresh("k")
@@ -235,7 +235,7 @@ def test_what_is_no_http_server(answer: bytes) -> None:
 def test_a_server_that_is_slow() -> None:
     with key_server(keyset(ONE)) as server:
         server.gate.clear()
-        source = fetched(KeyUrl(server.url, hold_off=0.01, timeout=0.1))
+        source = fetched(KeyUrl(server.url, retry_delay=0.01, timeout=0.1))
         assert source.problem == f"cannot fetch {server.url}: no answer within 0.1 seconds"
         server.gate.set()
         wait_for(source, lambda: source.keys)
@@ -270,7 +270,7 @@ def test_a_server_with_a_ca_that_wants_a_token(tmp_path: Path) -> None:
     files = tmp_path / "ca.crt", tmp_path / "token"
     other.cert_pem.write_to_path(files[0])
     with key_server(keyset(ONE), tls=ca.issue_cert("localhost")) as server:
-        source = KeyUrl(server.url, *map(str, files), refresh=0.01, hold_off=0.01)
+        source = KeyUrl(server.url, *map(str, files), refresh=0.01, retry_delay=0.01)
         assert "cannot fetch" in fetched(source).problem
         assert "No such file or directory" in source.problem
         files[1].write_text("secret-1\nsecret-2\n")
@@ -330,7 +330,7 @@ def test_a_call_never_waits(tmp_path: Path) -> None:
 @pytest.mark.parametrize("strangers", [0, 1, 50], ids=["no strangers", "one", "many"])
 def test_a_rotated_key_is_waited_for(tmp_path: Path, strangers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """UNAVAILABLE from the first call on, also right after a fetch, whatever unknown keys strangers name."""
-    monkeypatch.setattr(KeyUrl.__init__, "__kwdefaults__", DEFAULTS | {"hold_off": 1.0})
+    monkeypatch.setattr(KeyUrl.__init__, "__kwdefaults__", DEFAULTS | {"retry_delay": 1.0})
     with key_server(keyset(ONE)) as server:
         write(tmp_path / "access.toml", issuer("cluster", server.url))
         control = AccessControl(triglot.Config(access=str(tmp_path / "access.toml")))

@@ -220,7 +220,7 @@ async def test_an_instance_that_fails_leaves_the_others(
 
 
 @pytest.mark.parametrize("form", FORMS)
-async def test_a_change_that_was_given_up_is_a_load(
+async def test_change_after_a_timeout_is_a_load(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, form: str
 ) -> None:
     async with reporting_model(monkeypatch, tmp_path, *FORMS[form], load_timeout=0.5) as model:

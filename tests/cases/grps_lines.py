@@ -196,7 +196,7 @@ def _request(line: Line) -> bytes:
 
 
 def is_part(part: Any, answer: Any) -> bool:
-    """Whether `whole` is what the pattern `part` says, see above."""
+    """Whether `answer` is what the pattern `part` says, see above."""
     if isinstance(part, dict):
         if "$contains" in part:
             return isinstance(answer, str) and part["$contains"] in answer

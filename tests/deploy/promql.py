@@ -32,7 +32,7 @@ def series_of(families: Iterable[Metric]) -> Series:
 def labels_of(text: str, series: Series) -> Labels | None:
     """The labels of an expression's result, None for a number.
 
-    Raise `NotThere` for a metric, a label or a value that no series has, and for two sides whose labels differ,
+    Raise `LabelNotFound` for a metric, a label or a value of no series, and for two sides whose labels differ,
     which never match; `ValueError` for what is no PromQL. Of the language it knows what deploy/ uses.
     """
     return _labels(ast.parse(text), series)

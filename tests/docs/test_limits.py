@@ -74,7 +74,7 @@ def test_every_number_of_bytes_or_seconds_is_in_a_statement(page: str) -> None:
 def test_numbers_that_other_tests_shorten() -> None:
     """Those tests would take minutes, or gigabytes: here is what the pages say."""
     assert watched_file.CHECK_SECONDS + watched_file.SETTLE_SECONDS < 2
-    assert (jwks.REFRESH_SECONDS, jwks.HOLD_OFF_SECONDS, issuers.LEEWAY_SECONDS) == (300, 5, 30)
+    assert (jwks.REFRESH_SECONDS, jwks.RETRY_SECONDS, issuers.LEEWAY_SECONDS) == (300, 5, 30)
     assert (audit_log.MAX_REFUSALS, audit_log.WINDOW_SECONDS) == (600, 60)
     assert wire.MAX_FIELDS == 32_768
     assert decoding.TEXT_ON_LOOP == 32 * KIB

@@ -35,7 +35,7 @@ PARAMETERS = pytest.mark.parametrize("interface", [kserve_grpc, kserve_rest, kse
 HELD = ("held_requests", "held_bytes")
 
 
-async def until_let_go(server: Live) -> None:
+async def until_released(server: Live) -> None:
     """No call holds the model, and nothing is counted as held."""
     await until(lambda: server.leases() == 0)
     (version,) = server.server.manager.registry.versions()
@@ -60,4 +60,4 @@ async def busy(model: Scripted, **options: Any) -> AsyncIterator[Live]:
         finally:
             model.gate.set()
             assert (await first).code is Code.OK
-        await until_let_go(server)
+        await until_released(server)

@@ -95,7 +95,7 @@ class Story:
 
 
 def expected_of(story: Story, name: str) -> dict[str, Any]:
-    """Return the expected result of each query of `Everywhere.ask`."""
+    """Return the expected result of each query of `EveryInterface.ask`."""
     states = sorted(story.versions.items())
     serving = [str(number) for number in story.serving]
     ready = bool(serving)

@@ -79,7 +79,7 @@ class Site:
     def hold(self, number: int) -> None:
         (self._gates / f"hold-{number}").touch()
 
-    def let_go(self, number: int) -> None:
+    def release(self, number: int) -> None:
         (self._gates / f"hold-{number}").unlink()
 
     def wait_until_it_loads(self, number: int) -> None:

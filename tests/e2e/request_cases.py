@@ -150,7 +150,7 @@ class Case:
 
     @property
     def may_count_as(self) -> set[str]:
-        """`counted`, and the code that is possible as well: a client cancels at its deadline.
+        """`counted_code`, and the code that is possible as well: a client cancels at its deadline.
 
         A request that was read late is then cancelled before the server's deadline.
         """

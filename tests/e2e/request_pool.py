@@ -28,7 +28,7 @@ class Pool(ThreadPoolExecutor):
         self._jobs_before, self.holds = number - 1, False
         self._go.clear()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Let the held job begin, and hold no further one."""
         self._jobs_before, self.holds = -1, False
         self._go.set()

@@ -60,7 +60,7 @@ class Scenario:
             )
         if here is not None:
             if batched:
-                self.let_go()
+                self.release()
                 first = self.first
                 assert first is not None
                 await self._until(lambda: first.over)  # Its response may arrive long after the run.
@@ -68,7 +68,7 @@ class Scenario:
             self._held.append(here)
         return not sent.over and (here is None or here.done()) and not (runs and runs.done())
 
-    async def give_up(self) -> None:
+    async def cancel(self) -> None:
         """End all requests of an attempt in which the deadline expired before the subject's point."""
         self.let_everybody_go()
         for attempt in (self.first, self.subject, self.companion):
@@ -97,7 +97,7 @@ class Scenario:
     async def _until(self, true: Callable[[], bool]) -> None:
         await until(true, f"it is not {self.case.point}")
 
-    def let_go(self, order: str = "go") -> None:
+    def release(self, order: str = "go") -> None:
         """Let the held requests continue, or give them another order of `Visit.go`."""
         for visit in self._held:
             if visit.done():
@@ -106,18 +106,18 @@ class Scenario:
 
     def let_everybody_go(self) -> None:
         """Let the held requests continue, and hold no further ones."""
-        self.let_go()
+        self.release()
         self.served.checkpoints.clear()
 
     async def happens(self) -> None:
         """Make the event of the case happen."""
         match self.case.event:
             case "ok":
-                self.let_go()
+                self.release()
             case "error":
-                self.let_go("fail")
+                self.release("fail")
             case "crash":
-                self.let_go("exit")
+                self.release("exit")
             case "cancel":
                 self.sent.leave()
             case "shutdown":
@@ -176,6 +176,6 @@ async def run(served: Served, case: Case, timeout: float | None = None) -> None:
                 if case.counted_code in scenario.counts():
                     return
             else:
-                await scenario.give_up()
+                await scenario.cancel()
         finally:
             scenario.let_everybody_go()  # After a failure, no request is left waiting for later cases.

@@ -89,7 +89,7 @@ class Served:
         return self.server.manager.registry.servable(model).queue_depth
 
     def so_far(self, client: str) -> Counter[str]:
-        """As `counted`, at the start of a test; `at_rest` allows the threads and calls that exist now."""
+        """As `counted_code`, at the start of a test; `at_rest` allows the threads and calls that exist now."""
         self.threads, self.old_calls = threads(), calls()  # Other tests may keep calls alive.
         return self.counted_code(client)
 

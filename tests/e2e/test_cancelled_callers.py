@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-from busy_servers import EVERY_INTERFACE, SOON, ask, busy, until_let_go
+from busy_servers import EVERY_INTERFACE, SOON, ask, busy, until_released
 from live import Live, live
 from scripted_models import Inputs, Plain, Scripted
 
@@ -37,7 +37,7 @@ async def test_a_running_model_sees_that_its_caller_left(interface: Interface) -
         await model.wait_until_entered()
         leaving.cancel()
         await until(lambda: model.calls[0].cancelled)
-        await until_let_go(server)
+        await until_released(server)
         model.gate.set()
         assert (await ask(server, interface, 2)).value == 4
 
@@ -58,7 +58,7 @@ async def test_code_on_the_loop_is_cancelled_when_its_caller_leaves(interface: I
         await asyncio.wait_for(runs.wait(), SECONDS)
         leaving.cancel()
         await asyncio.wait_for(finished.wait(), SECONDS)
-        await until_let_go(server)
+        await until_released(server)
 
 
 async def test_a_client_that_leaves_while_it_sends() -> None:
@@ -114,7 +114,7 @@ async def test_a_streaming_model_is_closed_at_its_next_answer(interface: Interfa
             outcome = await ask(server, interface)
             assert outcome.code is Code.DEADLINE_EXCEEDED
             assert "default_timeout" in outcome.text
-            await until_let_go(server)
+            await until_released(server)
             if not steps.yields:
                 continue
             assert "passed while the model was streaming" in outcome.text

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from busy_servers import EVERY_INTERFACE, PARAMETERS, REST, SOON, ask, busy, until_let_go
+from busy_servers import EVERY_INTERFACE, PARAMETERS, REST, SOON, ask, busy, until_released
 from live import live
 from scripted_models import Inputs, Plain, Scripted
 
@@ -35,7 +35,7 @@ async def test_the_servers_default_ends_a_running_call(interface: Interface) -> 
                 continue
             assert "passed while the model" in outcome.text
             assert model.calls[0].cancelled
-            await until_let_go(server)
+            await until_released(server)
             model.gate.set()
             # A deadline of the client's is the one that counts.
             assert (await kserve_grpc(server, 2, timeout=SECONDS)).value == 4
@@ -91,7 +91,7 @@ async def test_code_on_the_loop_is_cancelled_at_the_deadline(interface: Interfac
             outcome = await ask(server, interface)
             assert outcome.code is Code.DEADLINE_EXCEEDED
             assert "default_timeout" in outcome.text
-            await until_let_go(server)
+            await until_released(server)
         if begun.is_set():
             assert finished.is_set()
             break
@@ -119,7 +119,7 @@ async def test_code_on_the_loop_that_outlasts_the_deadline_is_late(interface: In
             begun.cancel()
             outcome = await asked
             assert outcome.code is Code.DEADLINE_EXCEEDED
-            await until_let_go(server)
+            await until_released(server)
         if cancelled.is_set():
             assert f"default_timeout of {later:g} seconds passed while the model ran" in outcome.text
             break
@@ -141,7 +141,7 @@ async def test_each_request_of_a_stream_has_a_deadline_of_its_own() -> None:
             assert "default_timeout" in answer.error_message
         opened.put_nowait(None)
         assert await answers.read() is grpc.aio.EOF
-        await until_let_go(server)
+        await until_released(server)
         model.gate.set()
 
 
@@ -247,7 +247,7 @@ async def test_the_servers_default_ends_a_member_of_a_batch(interface: Interface
         assert "default_timeout" in outcome.text
         model.gate.set()
         assert (await first).code is Code.OK
-        await until_let_go(server)
+        await until_released(server)
     assert model.started == [0]
 
 
@@ -262,7 +262,7 @@ async def test_a_rest_calls_time_is_over(interface: Interface) -> None:
             outcome = await ask(server, interface)
             assert outcome.code is Code.DEADLINE_EXCEEDED
             assert f"the server's rest_timeout of {later:g} seconds passed " in outcome.text
-            await until_let_go(server)
+            await until_released(server)
             model.gate.set()
         if model.calls:
             assert model.calls[0].cancelled

@@ -100,7 +100,7 @@ def test_hanging_load_blocks_no_other_call(site: Site) -> None:
         assert client.status("m", 2) == Status(2, "END", error, "DEADLINE_EXCEEDED")
         client.process.stderr.wait_for(re.escape(error))
         # What comes of it after all is closed; the next version of this model is loaded as any other.
-        site.let_go(2)
+        site.release(2)
         wait_until(lambda: site.is_closed(2))
         site.put("m/3", 4)
         callers["m"].wait_for(4)
@@ -198,7 +198,7 @@ def test_a_version_that_is_superseded_while_it_loads(site: Site) -> None:
         assert client.index()["m/2"] == Row("LOADING")
         assert client.status("m", 2) == Status(2, "LOADING")
         assert callers["m"].answers == [1]
-        site.let_go(2)
+        site.release(2)
         callers["m"].wait_for(3)
         wait_until(lambda: site.is_closed(2) and site.is_closed(1))
         assert callers["m"].answers == [1, 3]
@@ -215,7 +215,7 @@ def test_files_that_are_replaced_while_they_are_loaded(site: Site) -> None:
         site.put("m/2", 4)
         second = client.load("m")
         client.wait_for(m_2=Row("UNKNOWN"))
-        site.let_go(2)
+        site.release(2)
         second.result()
         callers["m/1"].wait_for(3)
         wait_until(lambda: site.is_closed(2) and site.is_closed(1))
@@ -233,7 +233,7 @@ def test_files_that_are_replaced_in_a_watched_folder_while_they_are_loaded(site:
         site.put("m/1", 2)
         site.wait_until_it_loads(2)
         site.put("m/1", 3)
-        site.let_go(2)
+        site.release(2)
         callers["m"].wait_for(3)
         wait_until(lambda: site.is_closed(2) and site.is_closed(1))
         assert callers["m"].answers in ([1, 3], [1, 2, 3])

@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 import numpy as np
 import pytest
-from busy_servers import SOON, until_let_go
+from busy_servers import SOON, until_released
 from live import Live, live
 from scripted_models import Inputs, Plain
 
@@ -160,7 +160,7 @@ async def test_unread_stream_over_http(on_loop: bool) -> None:
         async with live({MODEL: flood.model(on_loop)}, default_timeout=later) as server:
             url = server.url.removesuffix("/v2") + "/grps/v1/infer/predict?streaming=true"
             async with server.session.post(url, json=grps_body(1)) as response:
-                await until_let_go(server)
+                await until_released(server)
                 if flood.begun:
                     assert response.status == 200
                     assert await asyncio.to_thread(flood.closed.wait, SECONDS)
@@ -178,7 +178,7 @@ async def test_unread_stream_over_grpc(on_loop: bool) -> None:
             answer = grps_pb2.GrpsMessage()
             with suppress(grpc.aio.AioRpcError):
                 answer = await call.read()
-            await until_let_go(server)
+            await until_released(server)
             assert not flood.begun or await asyncio.to_thread(flood.closed.wait, SECONDS)
             with suppress(grpc.aio.AioRpcError):
                 while (following := await call.read()) is not grpc.aio.EOF:

@@ -23,6 +23,6 @@ async def test_shutdown(case: Case) -> None:
             scenario = Scenario(served, case)
             if await scenario.begin():
                 break
-            await scenario.give_up()
+            await scenario.cancel()
         await scenario.happens()
         await served.at_rest(aborted=await scenario.end())

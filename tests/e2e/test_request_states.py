@@ -78,7 +78,7 @@ async def test_leaving_while_its_bytes_are_on_a_thread(served: Served, pool: Poo
     sent.leave()
     assert await sent.wait_ended() == LEFT
     await until(lambda: served.counted_code(client) - before == Counter({"CANCELLED": 1}), "it is not counted")
-    pool.let_go()
+    pool.release()
     await served.serves("unary_thread", client)
 
 
@@ -95,7 +95,7 @@ async def test_coming_too_late_while_its_bytes_are_on_a_thread(
         assert await sent.wait_ended() in AT_ITS_DEADLINE
         if held := pool.holds:  # Otherwise it may have been too late on its way to the server.
             await until(lambda: served.counted_code(client) != before, "it is not counted")  # noqa: B023
-        pool.let_go()
+        pool.release()
         await served.at_rest(aborted=True)
         if held and served.counted_code(client) - before == Counter({"DEADLINE_EXCEEDED": 1}):
             break

@@ -88,7 +88,7 @@ async def test_a_process_that_ends_while_it_loads(tmp_path: Path, does: str, tex
 
 
 @pytest.mark.parametrize("instance", [0, 1])
-async def test_a_load_that_is_given_up_ends_at_once(tmp_path: Path, instance: int) -> None:
+async def test_cancelled_load_ends_at_once(tmp_path: Path, instance: int) -> None:
     waits = f"600 * (len(list(folder.glob('in-*'))) > {instance})"
     does = f"(folder / f'in-{{os.getpid()}}').touch(); time.sleep({waits})"
     file = write_reporting(tmp_path, more=LOAD.format(does) + TWO_INSTANCES)
@@ -104,7 +104,7 @@ async def test_a_load_that_is_given_up_ends_at_once(tmp_path: Path, instance: in
     running = asyncio.ensure_future(asyncio.to_thread(run))
     await until(lambda: len(list(tmp_path.glob("in-*"))) > instance)
     async with asyncio.timeout(SECONDS):
-        loading.give_up()
+        loading.cancel_load()
         with pytest.raises(ModelLoadError, match="was stopped"):
             await running
     assert children() == []

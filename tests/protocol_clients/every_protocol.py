@@ -1,6 +1,6 @@
 """Makes the same call over each interface of a server in this process: a float as input, a float as output.
 
-The functions return the output or the error in the terms of `Told`, whatever the protocol.
+The functions return the output or the error in the terms of `Outcome`, whatever the protocol.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class GatedLoads:
     def hold(self, *names: str) -> None:
         self._gates |= {name: threading.Event() for name in names}
 
-    def let_go(self, *names: str) -> None:
+    def release(self, *names: str) -> None:
         for name in names or tuple(self._gates):
             self._gates[name].set()
 

@@ -25,7 +25,7 @@ async def site(folder: Path, **options: Any) -> AsyncIterator[tuple[Site, GatedL
     loads = GatedLoads()
     async with reconciling(loads, **options) as reconciler:
         yield Site(reconciler, folder), loads
-        loads.let_go()
+        loads.release()
 
 
 async def test_it_serves_after_its_parts(tmp_path: Path) -> None:
@@ -36,10 +36,10 @@ async def test_it_serves_after_its_parts(tmp_path: Path) -> None:
         await until(lambda: loads.begun == ["e", "p"])
         assert here.state("e") is LOADING
         assert not here.reconciler.registry.is_ready("e")
-        loads.let_go("p")
+        loads.release("p")
         await until(lambda: loads.begun == ["e", "p", "q"])
         assert (here.state("e"), here.state("p")) == (LOADING, READY)
-        loads.let_go("q")
+        loads.release("q")
         await here.until(e=READY, q=READY, z=READY)
         assert here.reconciler.registry.is_ready("e")
         assert here.reconciler.registry.all_ready()
@@ -238,7 +238,7 @@ async def test_the_server_stops_while_one_waits(tmp_path: Path) -> None:
         here.want(here.ensemble("e", "p"), here.model("p"))
         await until(lambda: loads.begun == ["e", "p"])
         closing = asyncio.ensure_future(here.reconciler.close())
-        loads.let_go()
+        loads.release()
         await closing
 
 

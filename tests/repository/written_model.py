@@ -32,7 +32,7 @@ ROWS = 'len(inputs["x"])'
 def write(
     folder: Path, config: str | None = None, own: str = "pass", *, rows_code: str = ROWS, code: str = CODE
 ) -> Path:
-    """The repository; the model `tells` this number, once a row."""
+    """The repository; the model returns the number of `rows_code`, once a row."""
     (folder / "m").mkdir(parents=True)
     (folder / "m" / "model.py").write_text(code.replace("OWN", own).replace("TELLS", rows_code))
     if config is not None:

@@ -69,7 +69,7 @@ async def test_a_part_that_fails_fails_its_request_and_no_other() -> None:
     await site.servable.close()
 
 
-async def test_a_large_request_that_is_given_up_leaves_no_part_behind() -> None:
+async def test_cancelled_large_request_leaves_no_part_queued() -> None:
     model = Batched(DynamicBatching(max_execution_size=1), max_batch_size=4, open_gate=False)
     site = Site(model)
     busy = await site.busy(model)

@@ -251,7 +251,7 @@ async def test_answers_leave_in_the_order_in_which_the_requests_came() -> None:
     await site.servable.close()
 
 
-async def test_nothing_is_kept_of_who_was_given_up_behind_one_that_runs() -> None:
+async def test_nothing_is_kept_of_a_request_cancelled_in_the_queue() -> None:
     model = Batched(DynamicBatching(preserve_ordering=True), open_gate=False)
     site = Site(model)
     first = await site.busy(model)

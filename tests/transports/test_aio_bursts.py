@@ -44,7 +44,7 @@ async def test_a_burst_is_answered(count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 4])
-async def test_calls_that_are_given_up_together_end_no_others(count: int) -> None:
+async def test_calls_cancelled_together_end_no_others(count: int) -> None:
     many = 600
     async with opened("aio") as (rows, port):
         made = channels(port, count)

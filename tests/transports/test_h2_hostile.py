@@ -143,7 +143,7 @@ async def test_answers_that_no_window_takes_are_bounded() -> None:
         await client.close()
 
 
-async def test_answers_that_no_window_takes_are_given_up() -> None:
+async def test_responses_without_a_window_are_abandoned() -> None:
     async with served(Limits(stall=0.5)) as here, here.channel() as channel:
         client = await here.client()
         await client.greet(initial_window_size=0)

@@ -153,7 +153,7 @@ def test_a_model_that_cannot_be_loaded_ends_all_with_the_status_of_one_process(t
     )
 
 
-def test_workers_that_are_killed_before_any_serves_are_tried_again_and_given_up(tmp_path: Path) -> None:
+def test_workers_killed_before_any_serves_are_retried_and_abandoned(tmp_path: Path) -> None:
     write_model(tmp_path / "crash", "import os\nos.kill(os.getpid(), 9)\n")
     completed = run_triglot("serve", tmp_path, "--workers", "2", "--grpc-port", "0", "--rest-port", "0")
     assert completed.returncode == 1

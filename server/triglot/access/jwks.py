@@ -22,7 +22,7 @@ MAX_BYTES = 256 * 1024
 """Largest key set, in bytes; large providers have some 20 KiB."""
 REFRESH_SECONDS = 300.0
 """Interval of fetches, in seconds."""
-HOLD_OFF_SECONDS = 5.0
+RETRY_SECONDS = 5.0
 """Least time in seconds between the starts of fetches: the most that unknown keys of strangers delay one."""
 MAX_ASKED = 1024
 """Most ids of unknown keys that are remembered, twice."""
@@ -196,13 +196,13 @@ class KeyUrl:
         token_file: str = "",
         *,
         refresh: float = REFRESH_SECONDS,
-        hold_off: float = HOLD_OFF_SECONDS,
+        retry_delay: float = RETRY_SECONDS,
         timeout: float = FETCH_SECONDS,
     ) -> None:
         self.keys: tuple[Key, ...] = ()
         self.problem = ""
         self._url, self._ca, self._token_file = url, ca, token_file
-        self._refresh, self._hold_off, self._timeout = refresh, hold_off, timeout
+        self._refresh, self._retry_delay, self._timeout = refresh, retry_delay, timeout
         self._began = float("-inf")
         self._asked = Asked()
         self._thread: threading.Thread | None = None
@@ -212,13 +212,13 @@ class KeyUrl:
         if self._thread is not None and self._thread.is_alive():
             if age > self._timeout:
                 self.problem = self._timeout_text
-        elif age >= (self._hold_off if self.problem or self._asked.since else self._refresh):
+        elif age >= (self._retry_delay if self.problem or self._asked.since else self._refresh):
             self._begin()
 
     def request_refresh(self, kid: str | None) -> bool:
         is_new = self._asked.add(kid)
         alive = self._thread is not None and self._thread.is_alive()
-        if not alive and monotonic() - self._began >= self._hold_off:
+        if not alive and monotonic() - self._began >= self._retry_delay:
             self._begin()
             return True
         return is_new or alive or bool(self.problem)

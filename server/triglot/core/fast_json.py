@@ -85,7 +85,7 @@ def dumps(value: object, default: Default | None = None) -> bytes:
 
 
 def dumps_array(values: Array) -> bytes:
-    """Return a numeric, native, C-contiguous array as nested lists; NaN and infinities as null.
+    """Return a numeric, native, C-contiguous array of any shape as nested lists; NaN and infinities as null.
 
     FP64 has the shortest text that reads back to it; FP32, and FP16 as FP32, too.
     """

@@ -145,7 +145,10 @@ def unpack_bytes(data: Buffer, count: int) -> list[bytes]:
 
 
 def bytes_elements(array: Array) -> list[bytes]:
-    """Return the elements of a BYTES array in row-major order; text becomes UTF-8, other objects their `str`."""
+    """Return the elements of a BYTES array in row-major order; text becomes UTF-8, other objects their `str`.
+
+    `array`: dtype object, of any shape.
+    """
     return [
         item if type(item) is bytes else item.encode() if type(item) is str else _bytes_of(item)
         for item in array.ravel().tolist()
@@ -175,19 +178,28 @@ def object_array(elements: list[bytes], shape: Sequence[int]) -> Array:
 
 
 def numbers_of(array: Array) -> Array:
-    """Return the integers of a quantized array, which is a structure, or the array itself."""
+    """Return the integers of a quantized array, which is a structure, or the array itself.
+
+    `array`: any dtype and shape; the result has its shape and an integer dtype if it is a structure.
+    """
     return array.view(array.dtype[0]) if array.dtype.names else array
 
 
 def native(array: Array) -> Array:
-    """Return the array in row-major layout and native byte order: itself if it already is."""
+    """Return the array in row-major layout and native byte order: itself if it already is.
+
+    Any dtype and shape.
+    """
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     return array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
 
 def raw_buffer(array: Array) -> Buffer | Array:
-    """Return an array's little-endian, row-major bytes: its own memory if it already has that layout."""
+    """Return an array's little-endian, row-major bytes: its own memory if it already has that layout.
+
+    Any dtype and shape.
+    """
     kind = array.dtype.kind
     if kind in "OSUT":
         return pack_bytes(bytes_elements(array))

@@ -105,6 +105,7 @@ def stacked(arrays: Sequence[Array], rows: int, *, hosted: bool) -> Any:
     """Return the concatenated arrays, read-only, each copied once; their `Stack` for a `HostedModel`.
 
     Sending a stack copies its arrays. Strings are always concatenated: they are packed, and so copied, to be sent.
+    `arrays`: of one dtype, and shapes [rows, …] that are equal but for the rows.
     """
     stack = Stack(arrays, rows)
     if hosted and stack.dtype.kind not in "OSUT":
@@ -120,6 +121,7 @@ def split(answer: object, counts: Sequence[int], rows: int) -> list[dict[str, Ar
 
     Each has the parameters of `answer`. Raise `Internal`, with a text for the model's author, for outputs whose
     first dim is not `rows`.
+    Outputs: any dtype, shape [rows of all members, …].
     """
     if not isinstance(answer, Mapping):
         raise Internal(f"the model returned {type(answer).__name__}, expected a dict of outputs by name")

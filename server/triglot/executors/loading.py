@@ -29,7 +29,7 @@ ANY_CLUSTER = "auto"
 class Loading:
     """Loads one model into processes of its own, or into actors of the Ray cluster at `ray_address`.
 
-    `load` is called in each process, which imports it by its name. `give_up` cancels the loading.
+    `load` is called in each process, which imports it by its name. `cancel_load` cancels the loading.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Loading:
         self._ray_address = ray_address
         self._place: Place | None = None
         self._pool: Pool | None = None
-        self._given_up = False
+        self._load_cancelled = False
 
     def __call__(
         self,
@@ -75,12 +75,12 @@ class Loading:
         path = self._path(file, execution)
         program = Program(name, path, backend, file, config, execution, folder, options, self._ray_address)
         place = self._place = make_place(program)
-        if self._given_up:
-            place.give_up()
+        if self._load_cancelled:
+            place.cancel_load()
         place.open()
         pool = self._pool = Pool(program, place, self._policy or DEFAULT_POLICY)
-        if self._given_up:
-            pool.give_up()
+        if self._load_cancelled:
+            pool.cancel_load()
         try:
             declared = pool.open()
             _check_class(program, declared["attributes"], ray)
@@ -89,13 +89,13 @@ class Loading:
             raise
         return remote_model(pool, declared)
 
-    def give_up(self) -> None:
+    def cancel_load(self) -> None:
         """Cancel the loading. On any thread."""
-        self._given_up = True
+        self._load_cancelled = True
         if self._place is not None:
-            self._place.give_up()
+            self._place.cancel_load()
         if self._pool is not None:
-            self._pool.give_up()
+            self._pool.cancel_load()
 
     def _path(self, file: Path, execution: str) -> str:
         load = self._load

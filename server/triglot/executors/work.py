@@ -404,7 +404,7 @@ class Work(Running, Runnable):
         self.call.execution_started(self.queued, batch_size)
 
     def end(self, joining: float = 0.0, splitting: float = 0.0) -> None:
-        """Note that it has ended in its batch; see `CallTimes.ended`. Sends the `result` of a stream."""
+        """Note that it has ended in its batch; see `ResponseTimes`. Sends the `result` of a stream."""
         self.call.execution_ended(joining, splitting)
         if self.buffer is not None:
             result, self.result = self.result, NOTHING

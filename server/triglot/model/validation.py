@@ -36,7 +36,7 @@ class InvalidRequest(InvalidArgument):
 
 
 def bind_inputs(signature: Signature, request: InferenceRequest) -> dict[str, Array]:
-    """Return the request's inputs as arrays by name; numeric ones share memory with the request.
+    """Return the request's inputs by name, as arrays of their datatype's dtype; numeric ones share its memory.
 
     Raise `InvalidRequest` for the first mismatch.
     """
@@ -99,7 +99,7 @@ def _bind_undeclared(request: InferenceRequest, max_batch_size: int) -> dict[str
 
 
 def bind_undeclared(tensor: InputTensor, model: str) -> Array:
-    """Return one such input as an array. Raise `InvalidRequest`."""
+    """Return such an input as an array of its own datatype and shape. Raise `InvalidRequest`."""
     if any(dim < 0 for dim in tensor.shape):
         raise InvalidRequest(f"input '{tensor.name}' has a dim below 0: {shape_text(tensor.shape)}")
     datatype = DATATYPES.get(tensor.datatype)

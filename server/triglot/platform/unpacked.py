@@ -29,7 +29,7 @@ _LOOK_SECONDS = 0.1
 """Seconds between attempts to get a lock."""
 
 
-class GivenUp(Exception):
+class LoadCancelled(Exception):
     """Loading was cancelled."""
 
 
@@ -44,7 +44,7 @@ class Unpacked:
     def of(cls, archive: Path, finish: Callable[[Path], object], cancelled: Callable[[], bool]) -> Unpacked:
         """Return the folder of an environment's archive, which is unpacked unless the cache has it.
 
-        `finish` completes a new folder, which it gets. Blocks. Raise `GivenUp` once `cancelled` returns true,
+        `finish` completes a new folder, which it gets. Blocks. Raise `LoadCancelled` once `cancelled()` is true,
         `OSError`, `TarError`, and what `finish` raises.
         """
 
@@ -65,7 +65,7 @@ class Unpacked:
         """Return the folder of this kind and source, which is made unless the cache has it.
 
         `kind` names a folder of the cache, and `source` identifies the contents. `make` fills a new folder, which
-        it gets. Blocks. Raise `GivenUp` once `cancelled` returns true, `OSError`, and what `make` raises.
+        it gets. Blocks. Raise `LoadCancelled` once `cancelled` returns true, `OSError`, and what `make` raises.
         """
         home = _home(kind)
         place = home / hashlib.sha256(source.encode()).hexdigest()[:32]
@@ -126,10 +126,10 @@ def _own(folder: Path) -> Path:
 def _wait_for(
     lock: IO[str], kind: int, cancelled: Callable[[], bool], unless: Callable[[], bool] = lambda: False
 ) -> bool:
-    """Wait for the lock; returns False if `unless()` is true before. Raise `GivenUp`."""
+    """Wait for the lock; returns False if `unless()` is true before. Raise `LoadCancelled`."""
     while True:
         if cancelled():
-            raise GivenUp
+            raise LoadCancelled
         with suppress(BlockingIOError):
             fcntl.flock(lock, kind | fcntl.LOCK_NB)
             return True
@@ -140,7 +140,7 @@ def _wait_for(
 
 def _plain(cancelled: Callable[[], bool], member: TarInfo, path: str) -> TarInfo | None:
     if cancelled():
-        raise GivenUp
+        raise LoadCancelled
     # As root, extraction would set the owners of the archive, whose user ids belong to other users here.
     return tar_filter(member, path).replace(uid=os.geteuid(), gid=os.getegid(), uname="", gname="", deep=False)
 

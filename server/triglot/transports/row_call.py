@@ -175,7 +175,7 @@ class RowCall(Sink):
                 return self._send_answer(answer)
             self._respond(answer)
         except Exception as error:
-            self._break_off(error)
+            self._end_with_error(error)
         return True
 
     def _send_answer(self, answer: Any) -> bool:
@@ -184,7 +184,7 @@ class RowCall(Sink):
             self.call.sent(len(encoded))
             return self._send_next(encoded)
         encode = partial(self._encode, answer)
-        sending = send_slowly(encoded, encode, self._prepare, self._send_prepared, self._break_off)
+        sending = send_slowly(encoded, encode, self._prepare, self._send_prepared, self._end_with_error)
         self._sending = task = asyncio.get_running_loop().create_task(sending)
         task.add_done_callback(self._sent_slowly)
         return False
@@ -222,7 +222,7 @@ class RowCall(Sink):
         if self._sending is None and isinstance(self._running, Running):
             self._running.resume()
 
-    def _break_off(self, error: Exception) -> None:
+    def _end_with_error(self, error: Exception) -> None:
         """Fail, and cancel what may still run."""
         running = self._running
         if not self._closed:

@@ -33,7 +33,7 @@ ACKNOWLEDGE_SECONDS = 5.0
 
 
 class Worker:
-    """One worker process, from `start` to `ended`. Two may have the same `number` while one replaces the other."""
+    """One worker process, from `start` to `has_ended`. Two have the same `number` while one replaces the other."""
 
     def __init__(self, number: int, process: asyncio.subprocess.Process, channel: Channel, now: float) -> None:
         self.number = number

@@ -57,7 +57,7 @@ class Slot:
 class Supervisor:
     """Supervises the workers of `triglot ARGUMENTS`.
 
-    `run` returns the exit status; `say` prints lines for users. The service manager is notified of the
+    `run` returns the exit status; `log_line` prints lines for users. The service manager is notified of the
     service as a whole: it is ready when the first worker serves, and reloads while workers are replaced.
     """
 

@@ -19,7 +19,7 @@ from triglot.core.errors import ModelLoadError
 from triglot.executors.process import first_steps
 from triglot.executors.process.body import LocalBody
 from triglot.executors.remote.place import Place, Program
-from triglot.platform.unpacked import GivenUp, Unpacked
+from triglot.platform.unpacked import LoadCancelled, Unpacked
 
 OLDEST_PYTHON = (3, 11)
 LENT = "ml_dtypes"
@@ -68,13 +68,13 @@ class Environment(Place):
             self._look(self._folder)
         except BaseException as error:
             self.close()
-            if isinstance(error, GivenUp):
+            if isinstance(error, LoadCancelled):
                 raise ModelLoadError(f"{self._path}: loading was cancelled") from None
             if isinstance(error, Exception) and not isinstance(error, ModelLoadError):
                 raise ModelLoadError(f"{self._path}: not a usable Python environment: {error}") from error
             raise
 
-    def give_up(self) -> None:
+    def cancel_load(self) -> None:
         """Cancel `open`. On any thread."""
         self._cancelled = True
 
@@ -105,7 +105,7 @@ class Environment(Place):
             )
 
     def _run(self, folder: Path, command: Sequence[str]) -> str:
-        """Run a program in the folder; returns its output. Raise `GivenUp`, and `ValueError` when it fails."""
+        """Return the output of a program in the folder. Raise `LoadCancelled`, or `ValueError` if it fails."""
         with TemporaryFile() as out, TemporaryFile() as err:
             program = subprocess.Popen(
                 command,
@@ -121,7 +121,7 @@ class Environment(Place):
             try:
                 while program.poll() is None:
                     if self._cancelled:
-                        raise GivenUp
+                        raise LoadCancelled
                     with suppress(subprocess.TimeoutExpired):
                         program.wait(_SECONDS)
             except BaseException:

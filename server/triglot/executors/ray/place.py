@@ -27,7 +27,7 @@ class RayPlace(Place):
         """See `Place`. Raise `MissingDependency` when Ray is not installed."""
         self._cluster = Cluster.open(self._address, self._root / self._only)
 
-    def give_up(self) -> None:
+    def cancel_load(self) -> None:
         """See `Place`. Does nothing: the pool ends the actors."""
 
     def start(self, program: Program, number: int) -> ActorBody:

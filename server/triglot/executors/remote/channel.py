@@ -141,7 +141,7 @@ class _Unsent:
 class Channel:
     """One end of the channel. Any thread may use it. `shares_memory`: the other end is on the same machine.
 
-    `deliver` gets each message, in order, on the thread that has read it, under the channel's lock. `on_gone` is
+    `deliver` gets each message, in order, on the thread that has read it, under the channel's lock. `on_close` is
     called without the lock, once the other side is gone: it ends what the waiting threads wait for.
     """
 
@@ -326,7 +326,7 @@ class Channel:
             self.deliver(message)
 
     def receive(self) -> Message:
-        """Return the next message, waiting for it. Raise `Gone`, also for bytes that are not a valid frame.
+        """Return the next message, waiting for it. Raise `PeerClosed`, also for bytes that are not a valid frame.
 
         On one thread at a time.
         """
@@ -458,4 +458,4 @@ def _drop(_: Message) -> None:
 
 
 def _nothing() -> None:
-    """Do nothing, before `on_gone` is set."""
+    """Do nothing, before `on_close` is set."""

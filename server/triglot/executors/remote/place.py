@@ -89,7 +89,7 @@ class Place(ABC):
         """Get ready to `start`. Blocks. Raise `ModelLoadError`."""
 
     @abstractmethod
-    def give_up(self) -> None:
+    def cancel_load(self) -> None:
         """Cancel `open`. On any thread."""
 
     @abstractmethod

@@ -104,7 +104,7 @@ class Checkout:
         return self._process.calls
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> bool:
-        self._pool.give_back(self._process)
+        self._pool.end_reservation(self._process)
         return kind is NotBegun or (kind is Lost and self._pool.runs_again(self._call, error))
 
 
@@ -288,7 +288,7 @@ class Pool:
         with self._free:
             self._free.wait(BEAT_SECONDS)
 
-    def give_back(self, process: Process) -> None:
+    def end_reservation(self, process: Process) -> None:
         """End the reservation of a call that has ended."""
         if process.lost:
             self.lose(process)
@@ -429,7 +429,7 @@ class Pool:
 
     # --- end ---
 
-    def give_up(self) -> None:
+    def cancel_load(self) -> None:
         """Kill all processes; waiting calls fail. On any thread."""
         self._kill("was stopped", lambda _: True)
 

@@ -181,6 +181,7 @@ def print_array(array: Array) -> list[Buffer]:
     """Return a JSON array of the elements in row-major order, in pieces; NaN and Infinity are bare tokens.
 
     BYTES elements become strings. Raise `UnicodeDecodeError` for one that is not UTF-8.
+    `array`: any dtype and shape.
     """
     flat = native(array).reshape(-1)
     if flat.size <= CHUNK:

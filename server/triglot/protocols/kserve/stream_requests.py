@@ -229,7 +229,7 @@ class _DecoupledRequest(Sink):
             return False
         if self._is_final:
             name = response.model_name
-            self._break_off(Internal(f"model '{name}' sent a response after its final response"))
+            self._end_with_error(Internal(f"model '{name}' sent a response after its final response"))
             return False
         self._is_final = response.final
         response.typed = wants_typed(self._request, self._requests.typed)
@@ -240,7 +240,7 @@ class _DecoupledRequest(Sink):
         try:
             return self._put(_encoded(response, self._call, final=response.final))
         except Exception as error:
-            self._break_off(error)
+            self._end_with_error(error)
             return False
 
     async def _encode_long(self, response: InferenceResponse) -> None:
@@ -250,7 +250,7 @@ class _DecoupledRequest(Sink):
             self._encoding_cancelled()
         except Exception as error:
             self._encoding = False
-            self._break_off(error)
+            self._end_with_error(error)
         else:
             self._encoding = False  # First: to resume may start to encode the next response.
             has_room = self._put(encoded)
@@ -265,7 +265,7 @@ class _DecoupledRequest(Sink):
         if self._end is not None:
             self._conclude(CallCancelled("the call was cancelled"))
 
-    def _break_off(self, error: Exception) -> None:
+    def _end_with_error(self, error: Exception) -> None:
         running = self._running
         self._conclude(error)
         if running is not None:

@@ -167,7 +167,7 @@ def _check_classes(name: str, output: OutputTensor, datatype: str, type_text: st
 
 
 def regressions(outputs: Sequence[OutputTensor], count: int) -> Array:
-    """Return the FP32 number of each of `count` examples.
+    """Return a number for each of `count` examples: FP32, of shape [count].
 
     Raise `InvalidArgument` for an output that does not fit.
     """
@@ -196,7 +196,7 @@ def classification_message(examples: Sequence[Classes]) -> pb.ClassificationResu
 
 
 def regression_message(values: Array) -> pb.RegressionResult:
-    """Return the result message."""
+    """Return the result message; `values` is FP32, of shape [examples]."""
     message = pb.RegressionResult()
     for value in values.tolist():
         message.regressions.add(value=value)

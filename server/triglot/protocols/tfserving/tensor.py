@@ -326,7 +326,10 @@ def memory_head(datatype: str, shape: tuple[int, ...], field: int) -> bytes:
 
 
 def encode_elements(array: Array, datatype: str) -> bytes:
-    """Return a serialized TensorProto with the elements one by one in the typed field."""
+    """Return a serialized TensorProto with the elements one by one in the typed field.
+
+    `array`: any shape, of the dtype of `datatype`.
+    """
     head = _head(datatype, array.shape)
     return head + serialize(_typed(array, datatype)) if array.size else head
 
@@ -345,7 +348,10 @@ def _typed(array: Array, datatype: str) -> pb.TensorProto:
 
 
 def tensor_pieces(array: Array, datatype: str, *, as_content: bool = False) -> list[Any]:
-    """Return a serialized TensorProto in pieces to join; the array's memory is one of them where possible."""
+    """Return a serialized TensorProto in pieces to join; the array's memory is one of them where possible.
+
+    `array`: any shape, of the dtype of `datatype`.
+    """
     field = memory_field(datatype, as_content=as_content)
     if field is None:
         return [encode_elements(array, datatype)]
@@ -353,7 +359,10 @@ def tensor_pieces(array: Array, datatype: str, *, as_content: bool = False) -> l
 
 
 def tensor_message(array: Array, datatype: str) -> pb.TensorProto:
-    """Return the TensorProto of an array, with the typed field."""
+    """Return the TensorProto of an array, with the typed field.
+
+    `array`: any shape, of the dtype of `datatype`.
+    """
     return pb.TensorProto.FromString(b"".join(tensor_pieces(array, datatype)))
 
 

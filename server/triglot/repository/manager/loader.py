@@ -106,7 +106,7 @@ class Loader:
         try:
             servable = await in_thread(build, late=_close_unopened, name=f"the load of {files}")
         except asyncio.CancelledError:
-            loading.give_up()
+            loading.cancel_load()
             raise
         model = servable.model
         try:

@@ -80,7 +80,7 @@ class Exporter:
         self._queue: deque[Row] = deque()
         self._news = threading.Event()
         self._closing = threading.Event()
-        self._given_up = False
+        self._is_abandoned = False
         self._put = 0
         """Number of spans in all rows that were ever queued. Changed by `put` only."""
         self._taken = 0
@@ -112,7 +112,7 @@ class Exporter:
         self._news.set()
         self._thread.join(CLOSE_SECONDS)
         if self._thread.is_alive():
-            self._given_up = True
+            self._is_abandoned = True
             log.warning("%d spans or more were not exported before the server stopped", self._put - self._taken)
         self._thread = None
 
@@ -172,7 +172,7 @@ class Exporter:
                 return
             except ExportFailed as error:
                 wait = error.pause or pause * random.uniform(0.8, 1.2)
-                if not error.again or time.monotonic() + wait >= until or self._given_up:
+                if not error.again or time.monotonic() + wait >= until or self._is_abandoned:
                     self.counts.export_failed += count
                     self._complain(str(error))
                     return

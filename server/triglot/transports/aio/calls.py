@@ -102,13 +102,13 @@ class AioCall(GrpcCall):
         self._bytes -= len(message)
         return message
 
-    def break_off(self, error: ServingError) -> None:
+    def fail_stream(self, error: ServingError) -> None:
         """End a stream with an error of its transport."""
         self.messages.clear()
         if self.done():
             self.status = error.code, error.message, ()
         else:
-            self._break_off(error)
+            self._end_with_error(error)
 
 
 async def answer(row: GrpcRow, data: bytes, context: Any, permission: Permission) -> bytes:
@@ -154,7 +154,7 @@ async def _send_all(running: AioCall, context: Any, unsent: UnsentAnswers) -> No
             try:
                 await _write(writer, message, running.call)
             except SlowReader as error:
-                running.break_off(error)
+                running.fail_stream(error)
         await _end(running, context)
     except (asyncio.CancelledError, grpc.aio.InternalError):
         # For the latter nothing can be sent any longer: grpc.aio cancels this task only later.

@@ -129,7 +129,7 @@ class RestCall(Rpc):
         """End the call, whose response has been sent with END_STREAM."""
         self._close()
 
-    def break_off(self) -> None:
+    def reset_stream(self) -> None:
         """Reset the stream: the response ends prematurely."""
         if not self.over:
             self.protocol.connection.reset(self.number, ErrorCode.INTERNAL_ERROR)
@@ -151,7 +151,7 @@ class RestCall(Rpc):
 
     def _refuse(self, problem: str) -> None:
         if self._begun:
-            self.break_off()
+            self.reset_stream()
         else:
             text = f"the request is not valid HTTP: {problem}"
             _send_error(self.protocol, self.number, self.head, BAD_REQUEST, text, self._calls.clock.date())
@@ -205,7 +205,7 @@ class RestExchange(Exchange):
         self._call.end_response()
 
     def abort(self) -> None:
-        self._call.break_off()
+        self._call.reset_stream()
 
 
 class RestBody(Body):

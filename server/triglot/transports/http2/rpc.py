@@ -305,7 +305,7 @@ class Rpc(GrpcCall):
         is_blocked = connection.out.is_blocked(self.number)
         if self.deadline is None:
             if is_blocked and not self.done():
-                self._break_off(SlowReader(self.call.overdue("while the client read the response").message))
+                self._end_with_error(SlowReader(self.call.overdue("while the client read the response").message))
             return
         if is_blocked:
             # The status would wait behind a message that the client does not read.

@@ -35,7 +35,7 @@ class HttpServer(ABC):
     async def start(self, idle_of_other_port: Idle = tuple) -> int:
         """Bind and serve; returns the port. Raise `OSError` when the address cannot be bound.
 
-        `idle_elsewhere`: see `Listener`.
+        `idle_of_other_port`: see `Listener`.
         """
         config = self._config
         sockets = listen_on(self._bound) or await bind(config.host, config.rest_port, "REST")
