@@ -77,17 +77,17 @@ def messages(source: str) -> Iterator[tuple[int, str]]:
             yield node.lineno, text
 
 
-def docstrings(source: str) -> Iterator[tuple[int, str]]:
+def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """The strings that document something, without the code in them, each with its line."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
         match node:
             case ast.Expr(ast.Constant(str() as text)):
                 yield node.lineno, re.sub(r"\s+", " ", re.sub(r"`[^`]*`", "…", text))
 
 
-def names(source: str) -> Iterator[tuple[int, str]]:
-    """The names that the source gives to something, each with its line."""
-    for node in ast.walk(ast.parse(source)):
+def names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """The names that a module gives to something, each with its line."""
+    for node in ast.walk(tree):
         match node:
             case (
                 ast.FunctionDef(name=str() as name)
@@ -135,9 +135,6 @@ def sources(*folders: str) -> Iterator[tuple[str, str]]:
                 yield str(path.relative_to(ROOT)), path.read_text("utf-8")
 
 
-EVERYTHING = ("server", "tests", "bench", "codegen")
-
-
 @pytest.mark.parametrize("text", ["whoever asks", "the caller left", "3 are on their way", "x is no JSON"])
 def test_dialect_is_found(text: str) -> None:
     assert dialect(prose(text.replace(" ", "\n")))
@@ -145,7 +142,7 @@ def test_dialect_is_found(text: str) -> None:
         [(line, message)] = messages(f"raise ValueError({literal})")
         assert line == 1
         assert dialect(message)
-    [(line, document)] = docstrings(f'x = 1\n"""{text.replace(" ", chr(10))}"""')
+    [(line, document)] = docstrings(ast.parse(f'x = 1\n"""{text.replace(" ", chr(10))}"""'))
     assert line == 2
     assert dialect(document)
 
@@ -166,7 +163,7 @@ def test_dialect_is_found(text: str) -> None:
     ],
 )
 def test_private_name_is_found(code: str) -> None:
-    assert [line for line, name in names(f"import x\n{code}") if private(name)] == [2]
+    assert [line for line, name in names(ast.parse(f"import x\n{code}")) if private(name)] == [2]
 
 
 @pytest.mark.parametrize(
@@ -191,23 +188,19 @@ def test_messages_use_standard_terms() -> None:
     assert not found, "\n".join(found)
 
 
-def test_docstrings_use_standard_terms() -> None:
-    found = [
-        f"{file}:{line}: {wrong} in {text!r}"
-        for file, source in sources(*EVERYTHING)
-        for line, text in docstrings(source)
-        for wrong in dialect(text)
-    ]
-    assert not found, "\n".join(found)
-
-
-def test_names_use_standard_terms() -> None:
-    found = [
-        f"{file}:{line}: {name}: {wrong}"
-        for file, source in sources(*EVERYTHING)
-        for line, name in [(1, Path(file).stem), *names(source)]
-        for wrong in private(name)
-    ]
+def test_names_and_docstrings_use_standard_terms() -> None:
+    found = []
+    for file, source in sources("server", "tests", "bench", "codegen"):
+        tree = ast.parse(source)
+        stem = Path(file).stem
+        found += [
+            f"{file}:{line}: {wrong} in {text!r}" for line, text in docstrings(tree) for wrong in dialect(text)
+        ]
+        found += [
+            f"{file}:{line}: {wrong} in {name}"
+            for line, name in [(1, stem), *names(tree)]
+            for wrong in private(name)
+        ]
     assert not found, "\n".join(found)
 
 

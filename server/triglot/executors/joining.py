@@ -105,7 +105,7 @@ def stacked(arrays: Sequence[Array], rows: int, *, hosted: bool) -> Any:
     """Return the concatenated arrays, read-only, each copied once; their `Stack` for a `HostedModel`.
 
     Sending a stack copies its arrays. Strings are always concatenated: they are packed, and so copied, to be sent.
-    `arrays`: of one dtype, and shapes [rows, …] that are equal but for the rows.
+    `arrays`: of one dtype, shape [rows, …]; dims smaller than the largest are padded.
     """
     stack = Stack(arrays, rows)
     if hosted and stack.dtype.kind not in "OSUT":

@@ -100,7 +100,7 @@ def accept(listener: socket.socket, secret: bytes, timeout: float) -> socket.soc
     running: dict[socket.socket, _Handshake] = {}  # The oldest first.
     try:
         while True:
-            next_end = min([until, *[handshake_begun.until for handshake_begun in running.values()]])
+            next_end = min([until, *[handshake.until for handshake in running.values()]])
             ready = wait([listener, *running], _seconds_until(next_end))
             if (now := time.monotonic()) >= until:
                 raise TimeoutError(f"the server has not connected within {timeout:g} s")

@@ -339,7 +339,7 @@ class RemoteCall(Call):
         self.outlet = _Outlet(state, member)
         self.reach = partial(_reach, state, member)  # Does not refer to this object.
         self._members = tuple(
-            RemoteCall(state, fields, index) for index, fields in enumerate(fields.get("members", ()))
+            RemoteCall(state, member, index) for index, member in enumerate(fields.get("members", ()))
         )
 
     @property
