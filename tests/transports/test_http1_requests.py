@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from triglot.transports.http1.heads import MAX_LAYOUTS, HeadLayouts, RequestHead
 from triglot.transports.http1.requests import (
     BodyPart,
     Event,
     Malformed,
     RequestEnded,
-    RequestHead,
     RequestReader,
     blank_line,
     encode_chunk,
@@ -27,9 +27,9 @@ POST = b"POST /x HTTP/1.1\r\n" + HOST
 CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
-def read(parts: Sequence[bytes]) -> list[Event]:
+def read(parts: Sequence[bytes], layouts: HeadLayouts | None = None) -> list[Event]:
     """All events, each request's when it is its turn; the parts of one body as one."""
-    reader = RequestReader()
+    reader = RequestReader(layouts or HeadLayouts())
     events: list[Event] = []
     for part in parts:
         events += reader.receive(part)
@@ -134,8 +134,61 @@ def test_where_a_blank_line_ends(before: bytes, data: bytes) -> None:
     assert blank_line(tail, data) == (len(data) if end < 0 else end + 4 - len(tail))
 
 
+FIELDS = {
+    b"Content-Length: ": [b"5", b"05", b"+5", b"5 ", b"4", b"1" * 19, b""],
+    b"x-id: ": [b"a", b"a b", b" a", b"a\t", b"a\r\n b", b"\xc3\xa9", b"\x00", b"\x7f", b"5"],
+    b"X-Id:": [b"a", b" a", b""],
+    b"Connection: ": [b"close", b"keep-alive", b"Upgrade", b"a"],
+    b"Transfer-Encoding: ": [b"chunked", b"gzip"],
+    b"Upgrade: ": [b"h2c", b"a"],
+}
+"""Names, and values that are read in different ways."""
+FIRST = st.sampled_from(
+    [GET, POST.removesuffix(HOST), b"POST /x HTTP/1.0\r\n", b"CONNECT a HTTP/1.1\r\n", b"POST /y  HTTP/1.1\r\n"]
+)
+NAMES = st.lists(st.sampled_from(sorted(FIELDS)), min_size=1, max_size=3, unique=True)
+
+
+@given(st.data(), FIRST, NAMES)
+def test_head_by_layout_equals_parsed_head(data: st.DataObject, first: bytes, names: list[bytes]) -> None:
+    layouts = HeadLayouts()
+    for _ in range(6):
+        lines = [name + data.draw(st.sampled_from(FIELDS[name])) + b"\r\n" for name in names]
+        text = first + HOST + b"".join(lines) + b"\r\n12345"
+        assert read([text], layouts) == read([text])
+
+
+@given(st.binary(max_size=12), st.integers(0, 80), st.integers(0, 12))
+def test_changed_bytes_of_a_known_head_are_read_as_ever(new: bytes, at: int, removed: int) -> None:
+    layouts = HeadLayouts()
+    text = POST + b"Content-Length: 3\r\nConnection: close\r\nx-id: a\r\n\r\nabc"
+    assert read([text], layouts) == read([text])
+    changed = text[:at] + new + text[at + removed :]
+    assert read([changed], layouts) == read([changed])
+
+
+def test_head_with_other_plain_values_is_read_by_layout() -> None:
+    layouts = HeadLayouts()
+    text = b"POST /x HTTP/1.1\r\nhost: a\r\nContent-Length: %d\r\nid: %b\r\n\r\n"
+    read([text % (3, b"a") + b"abc"], layouts)
+    head = layouts.read(text % (12, b"b c"))
+    fields = [("host", "a"), ("content-length", "12"), ("id", "b c")]
+    assert head == RequestHead("POST", "/x", fields, 12, is_http10=False, keep_alive=True)
+    assert layouts.read(text % (12, b"b\t")) is None
+
+
+def test_layouts_are_bounded() -> None:
+    layouts = HeadLayouts()
+    texts = [b"GET /%d HTTP/1.1\r\nHost: a\r\n\r\n" % number for number in range(2 * MAX_LAYOUTS)]
+    read(texts, layouts)
+    assert [layouts.read(text) is not None for text in texts] == [False] * MAX_LAYOUTS + [True] * MAX_LAYOUTS
+    large = b"GET / HTTP/1.1\r\nHost: a\r\nX: %b\r\n\r\n" % (b"x" * 4096)
+    read([large], layouts)
+    assert layouts.read(large) is None
+
+
 def test_nothing_is_read_before_its_turn() -> None:
-    reader = RequestReader()
+    reader = RequestReader(HeadLayouts())
     text = sized(b"abc") + chunked([b"d"]) + GET + HOST + b"\r\n"
     assert reader.receive(text) == []
     assert [type(event) for event in reader.next_request()] == [RequestHead, BodyPart, RequestEnded]

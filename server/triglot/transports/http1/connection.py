@@ -19,6 +19,7 @@ from typing import Protocol, cast
 from triglot.core.roles import RunningCall
 from triglot.core.tensor import Scattered
 from triglot.transports.certificates import names_of
+from triglot.transports.http1.heads import HeadLayouts, RequestHead
 from triglot.transports.http1.requests import (
     BODILESS,
     CONTINUE,
@@ -26,7 +27,6 @@ from triglot.transports.http1.requests import (
     BodyPart,
     Event,
     Malformed,
-    RequestHead,
     RequestReader,
     encode_chunk,
     response_head,
@@ -57,6 +57,7 @@ class Serving(Protocol):
     """The server, as its connections see it; see `Http1Server`."""
 
     calls: HttpCalls
+    heads: HeadLayouts
     connections: set[Connection]
     keep_alive: float
 
@@ -158,7 +159,7 @@ class Connection(asyncio.Protocol):
         self.is_used = False
         """Whether a request has been answered."""
         self._loop = asyncio.get_running_loop()
-        self._reader = RequestReader()
+        self._reader = RequestReader(server.heads)
         self._request: _Request | None = None
         """The request that is being answered."""
         self._body: _Body | None = None

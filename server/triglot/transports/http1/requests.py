@@ -3,7 +3,8 @@
 Strategy: llhttp, in its strict mode, parses heads and chunked bodies, but would continue with pipelined
 requests. So it is fed only up to the next blank line, which ends every head and every chunked body: no request
 is read before its turn, and each request has a parser of its own. A body of known length is counted, and passed
-on in the pieces in which it arrived.
+on in the pieces in which it arrived. Heads that differ from an earlier one in plain values only are not parsed
+again (`heads`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Final
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from triglot.core.compiling import mypyc_attr
+from triglot.transports.http1.heads import BLANK_LINE, HeadLayouts, RequestHead
 from triglot.transports.rest.fields import (
     BAD_REQUEST,
     FRAMING,
@@ -37,7 +39,6 @@ PIECE_BYTES: Final = 16 * 1024
 """Pipelined bytes that are parsed at a time, because what is left of a piece is copied with each request."""
 MAX_TEXT: Final = 200
 """Longest error text, and longest quotation in it, in characters."""
-BLANK_LINE: Final = b"\r\n\r\n"
 _BLANKS: Final = (b" ", b"\t")
 _BEGIN: Final = re.compile(rb"[A-Z]+ /[^?\s]*|[!#$%&'*+.^_`|~\w-]*")
 """The beginning of a line: method and path, or the name of a field."""
@@ -65,18 +66,6 @@ _KNOWN_NAMES: Final = {
 }
 """Common field names in lower case, by the spellings of most clients."""
 _CHUNKED_HEAD: Final = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
-
-
-@dataclass(slots=True)
-class RequestHead:
-    """A request without its body. `length`: that of the body; None: it is chunked. `fields`: lower-case names."""
-
-    verb: str
-    target: str
-    fields: list[tuple[str, str]]
-    length: int | None
-    is_http10: bool
-    keep_alive: bool
 
 
 @dataclass(slots=True)
@@ -111,56 +100,35 @@ class _MalformedRequest(Exception):
 
 
 class RequestReader:
-    """Turns bytes into events, one request at a time; none after `Malformed`."""
+    """Turns bytes into events, one request at a time; none after `Malformed`.
 
-    __slots__ = (
-        "_at",
-        "_body",
-        "_fields",
-        "_head",
-        "_is_complete",
-        "_is_over",
-        "_keep_alive",
-        "_kept",
-        "_left",
-        "_line",
-        "_size",
-        "_tail",
-        "_target",
-        "kept",
-    )
+    `layouts` are those of requests that were read before.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_at", "_body", "_head", "_is_over", "_kept", "_layouts", "_left", "kept", "waits")
+
+    def __init__(self, layouts: HeadLayouts) -> None:
+        self._layouts = layouts
         self._kept = b""
         """Received bytes that are not parsed yet, from `_at` on."""
         self._at = 0
         self.kept = 0
         """Number of bytes that wait for `next_request`."""
+        self.waits = True
+        """Whether nothing is read until `next_request`."""
         self._is_over = False
-        self._head: HttpRequestParser | None = None
-        self._body: _ChunkedBody | None = None
+        self._head: _Head | None = None
+        """The head that is being parsed."""
         self._left = 0
         """Bytes of a body of known length that have not arrived."""
-        self._begin()
-
-    def _begin(self) -> None:
-        self._target = b""
-        self._fields: list[tuple[str, str]] = []
-        self._is_complete = self._keep_alive = False
-        self._size = 0
-        self._tail = b""
-        """The last bytes that were parsed, which may be part of a blank line."""
-        self._line = b""
-        """The incomplete last line."""
-
-    @property
-    def waits(self) -> bool:
-        """Whether nothing is read until `next_request`."""
-        return self._head is None and not self._left and self._body is None
+        self._body: _ChunkedBody | None = None
 
     def close(self) -> None:
         """Read nothing more."""
-        self._head = self._body = None  # They refer to this object.
+        self.waits = True
+        if self._head is not None:
+            self._head.close()
+        self._head = self._body = None
         self._kept, self._at, self.kept, self._left = b"", 0, 0, 0
 
     def receive(self, data: bytes) -> list[Event]:
@@ -168,29 +136,29 @@ class RequestReader:
         events: list[Event] = []
         rest = data if self.waits else self._read(data, events)
         if rest and not self._is_over:
-            self._kept = self._kept[self._at :] + rest
+            self._kept = self._kept[self._at :] + rest if self.kept else rest
             self._at, self.kept = 0, len(self._kept)
         return events
 
     def next_request(self) -> list[Event]:
         """Return the events of the next request, as far as it has arrived."""
-        self._head = HttpRequestParser(self)
-        self._begin()
+        self.waits = False
         events: list[Event] = []
-        while self._at < len(self._kept) and not self.waits:
-            piece = self._kept[self._at : self._at + PIECE_BYTES]
-            rest = self._read(piece, events)
-            self._at += len(piece) - len(rest)
-        if self._is_over or self._at == len(self._kept):
-            self._kept, self._at = b"", 0
-        self.kept = len(self._kept) - self._at
+        kept, at = self._kept, self._at
+        while at < len(kept) and not self.waits:
+            piece = kept[at : at + PIECE_BYTES]
+            at += len(piece) - len(self._read(piece, events))
+        if self._is_over or at == len(kept):
+            self._kept, self._at, self.kept = b"", 0, 0
+        else:
+            self._at, self.kept = at, len(kept) - at
         return events
 
     def _read(self, data: bytes, events: list[Event]) -> bytes:
         """Parse up to the end of the request; returns the bytes after it."""
         try:
-            if self._head is not None:
-                data = self._read_head(self._head, data, events)
+            if not self._left and self._body is None:
+                data = self._read_head(data, events)
             if data and self._left:
                 return self._read_sized(data, events)
             if data and self._body is not None:
@@ -202,37 +170,123 @@ class RequestReader:
             return b""
         return data
 
-    # --- heads ---
-
-    def _read_head(self, parser: HttpRequestParser, data: bytes, events: list[Event]) -> bytes:
+    def _read_head(self, data: bytes, events: list[Event]) -> bytes:
         """Parse up to the end of the head; returns the bytes after it."""
+        if self._head is None:
+            end = blank_line(b"", data)
+            head = self._layouts.read(data[:end])
+            if head is not None:
+                return self._read_on(head, data[end:], events)
+            self._head = _Head(self._layouts)
         while data:
-            end = blank_line(self._tail, data)
-            piece = data if end == len(data) else data[:end]
+            end = blank_line(self._head.tail, data)
+            head = self._head.feed(data if end == len(data) else data[:end])
             data = data[end:]
-            self._parse_head(parser, piece)
-            self._size += len(piece)
-            if self._size > MAX_HEAD_BYTES:
-                raise _MalformedRequest(LARGE_HEAD, HEAD_TOO_LARGE)
-            if self._is_complete:
-                if not piece.endswith(BLANK_LINE) and not (self._tail + piece).endswith(BLANK_LINE):
-                    raise _MalformedRequest("the head does not end with an empty line")
-                head = self._head_of(parser)
-                events.append(head)
+            if head is not None:
                 self._head = None
-                self._left = head.length or 0
-                if head.length is None:
-                    self._body = _ChunkedBody()
-                elif not head.length:
-                    events.append(ENDED)
-                return data
-            self._tail = (self._tail + piece)[-3:]
-            self._line = piece[piece.rfind(b"\n") + 1 :] if b"\n" in piece else self._line + piece
-            if len(self._line) > MAX_LINE_BYTES:
-                raise _MalformedRequest(f"{LONG_FIELD}: {_named(self._line)}", HEAD_TOO_LARGE)
+                return self._read_on(head, data, events)
         return b""
 
-    def _parse_head(self, parser: HttpRequestParser, piece: bytes) -> None:
+    def _read_on(self, head: RequestHead, data: bytes, events: list[Event]) -> bytes:
+        """Note what follows the head, and return it."""
+        events.append(head)
+        if head.length is None:
+            self._body = _ChunkedBody()
+        elif head.length:
+            self._left = head.length
+        else:
+            events.append(ENDED)
+            self.waits = True
+        return data
+
+    def _read_sized(self, data: bytes, events: list[Event]) -> bytes:
+        size = self._left
+        if len(data) < size:
+            self._left = size - len(data)
+            events.append(BodyPart(data))
+            return b""
+        self._left = 0
+        self.waits = True
+        events.append(BodyPart(data[:size]))
+        events.append(ENDED)
+        return data[size:]
+
+    def _read_chunked(self, body: _ChunkedBody, data: bytes, events: list[Event]) -> bytes:
+        try:
+            rest = body.feed(data)
+        except HttpParserError as error:
+            raise _MalformedRequest(f"{error}, in a chunked body") from None
+        finally:
+            if parts := body.take():
+                events.append(BodyPart(parts))
+        if body.is_complete:
+            self._body = None
+            self.waits = True
+            events.append(ENDED)
+        elif body.overhead > MAX_HEAD_BYTES:
+            raise _MalformedRequest(
+                f"a chunked body has more than {MAX_HEAD_BYTES} bytes of chunk headers", HEAD_TOO_LARGE
+            )
+        return rest
+
+
+class _Head:
+    """Parses a head, which may arrive in pieces."""
+
+    __slots__ = (
+        "_fields",
+        "_is_complete",
+        "_keep_alive",
+        "_layouts",
+        "_line",
+        "_parser",
+        "_size",
+        "_target",
+        "tail",
+    )
+
+    def __init__(self, layouts: HeadLayouts) -> None:
+        self._layouts = layouts
+        self._parser: HttpRequestParser | None = HttpRequestParser(self)
+        self._target = b""
+        self._fields: list[tuple[str, str]] = []
+        self._is_complete = self._keep_alive = False
+        self._size = 0
+        self.tail = b""
+        """The last bytes that were parsed, which may be part of a blank line."""
+        self._line = b""
+        """The incomplete last line."""
+
+    def feed(self, piece: bytes) -> RequestHead | None:
+        """Parse a piece, which ends with the head or continues; returns it once it is complete.
+
+        Raise `_MalformedRequest`.
+        """
+        parser = self._parser
+        assert parser is not None
+        self._parse(parser, piece)
+        self._size += len(piece)
+        if self._size > MAX_HEAD_BYTES:
+            raise _MalformedRequest(LARGE_HEAD, HEAD_TOO_LARGE)
+        if self._is_complete:
+            if not piece.endswith(BLANK_LINE) and not (self.tail + piece).endswith(BLANK_LINE):
+                raise _MalformedRequest("the head does not end with an empty line")
+            head = self._head_of(parser)
+            self.close()
+            if self._size == len(piece):
+                self._layouts.learn(piece, head)
+            return head
+        self.tail = (self.tail + piece)[-3:]
+        self._line = piece[piece.rfind(b"\n") + 1 :] if b"\n" in piece else self._line + piece
+        if len(self._line) > MAX_LINE_BYTES:
+            raise _MalformedRequest(f"{LONG_FIELD}: {_named(self._line)}", HEAD_TOO_LARGE)
+        return None
+
+    def close(self) -> None:
+        """Parse nothing more."""
+        self._parser = None  # It refers to this object.
+
+    def _parse(self, parser: HttpRequestParser, piece: bytes) -> None:
         is_first = self._size == 0
         try:
             parser.feed_data(piece)
@@ -265,8 +319,8 @@ class RequestReader:
     def on_headers_complete(self) -> None:
         """Handle the end of the head."""
         self._is_complete = True
-        assert self._head is not None
-        self._keep_alive = bool(self._head.should_keep_alive())
+        assert self._parser is not None
+        self._keep_alive = bool(self._parser.should_keep_alive())
 
     def _head_of(self, parser: HttpRequestParser) -> RequestHead:
         fields = self._fields
@@ -286,33 +340,6 @@ class RequestReader:
             length = None
         verb, target = parser.get_method().decode(), self._target.decode("latin-1")
         return RequestHead(verb, target, fields, length, is_http10, self._keep_alive)
-
-    # --- bodies ---
-
-    def _read_sized(self, data: bytes, events: list[Event]) -> bytes:
-        part = data if len(data) <= self._left else data[: self._left]
-        self._left -= len(part)
-        events.append(BodyPart(part))
-        if not self._left:
-            events.append(ENDED)
-        return data[len(part) :]
-
-    def _read_chunked(self, body: _ChunkedBody, data: bytes, events: list[Event]) -> bytes:
-        try:
-            rest = body.feed(data)
-        except HttpParserError as error:
-            raise _MalformedRequest(f"{error}, in a chunked body") from None
-        finally:
-            if parts := body.take():
-                events.append(BodyPart(parts))
-        if body.is_complete:
-            self._body = None
-            events.append(ENDED)
-        elif body.overhead > MAX_HEAD_BYTES:
-            raise _MalformedRequest(
-                f"a chunked body has more than {MAX_HEAD_BYTES} bytes of chunk headers", HEAD_TOO_LARGE
-            )
-        return rest
 
 
 class _ChunkedBody:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from triglot.config.options import Config
 from triglot.transports.http1.connection import Connection
+from triglot.transports.http1.heads import HeadLayouts
 from triglot.transports.listening import IdleConnection
 from triglot.transports.rest.calls import CLEAN_UP_SECONDS, HttpCalls
 from triglot.transports.rest.server import HttpServer
@@ -18,6 +19,7 @@ class Http1Server(HttpServer):
 
     def __init__(self, calls: HttpCalls, config: Config, *, bound: Sequence[socket.socket] = ()) -> None:
         super().__init__(calls, config, bound=bound)
+        self.heads = HeadLayouts()
         self.connections: set[Connection] = set()
         self._is_closed = False
         self._all_closed = asyncio.Event()
