@@ -170,7 +170,7 @@ def test_quoted_numbers_have_the_digits_of_rapidjson(bits: str, text: bytes) -> 
     ],
 )
 def test_numbers_of_answers(dtype: str, value: float, text: str) -> None:
-    assert decimal_texts(np.array([value], dtype)) == [text]
+    assert decimal_texts(np.array([value], dtype)) == [text.encode()]
 
 
 @given(
@@ -178,7 +178,7 @@ def test_numbers_of_answers(dtype: str, value: float, text: str) -> None:
 )
 def test_numbers_of_answers_are_the_values(values: list[float], dtype: str) -> None:
     array = np.array(values, dtype)
-    texts = decimal_texts(array)
+    texts = [text.decode() for text in decimal_texts(array)]
     assert all("." in text or "e" in text or text.strip("-") in ("NaN", "Infinity") for text in texts)
     assert (
         np.array([float(text) for text in texts]).astype(dtype).tobytes() == array.tobytes()

@@ -582,7 +582,7 @@ def _element_texts(output: OutputTensor, level: int) -> list[bytes]:
         return b"".join(print_array(array))[1:-1].split(b",")
     flat = array.reshape(-1)
     if flat.dtype.kind == "f":
-        return " ".join(decimal_texts(flat)).encode().split()
+        return decimal_texts(flat)
     return [str(value).lower().encode() for value in flat.tolist()]
 
 
