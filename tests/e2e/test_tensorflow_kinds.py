@@ -40,7 +40,7 @@ PACKAGES = {
     ),
 }
 TENSORFLOW_TEXT = "tensorflow-text==2.21.1"
-MODELS = ("kinds", "unusable", "text", "triton_text", "needs_nobody", *PACKAGES)
+MODELS = ("kinds", "unusable", "text", "triton_text", "needs_unknown", *PACKAGES)
 
 
 @pytest.fixture(scope="module")
@@ -213,7 +213,7 @@ def test_operations_of_a_package_that_is_not_installed(model: str, rest: Rest) -
 
 
 def test_unknown_operations(rest: Rest) -> None:
-    state, reason = index(rest)["needs_nobody"]
+    state, reason = index(rest)["needs_unknown"]
     assert state == "UNAVAILABLE"
     assert "Op type not registered 'NobodyKnowsThis'" in reason
     assert reason.endswith("; name the shared library that has it in --tensorflow-op-libraries")

@@ -120,7 +120,7 @@ def needs_forests(folder):
 
 
 @writes
-def without_inputs(folder):
+def needs_unknown(folder):
     unregistered(folder, "NobodyKnowsThis")
 
 

@@ -74,7 +74,7 @@ async def check_explicit_contents(t):
             return stub.ModelInfer(request, timeout=SECONDS), stub.ModelInfer(text, timeout=SECONDS)
 
     numbers, words = await asyncio.to_thread(run)
-    found = {added.name: raw for added, raw in zip(numbers.outputs, numbers.raw_output_contents, strict=True)}
+    found = {output.name: raw for output, raw in zip(numbers.outputs, numbers.raw_output_contents, strict=True)}
     assert np.frombuffer(found["OUTPUT0"], np.int32).tolist() == [42] * 16
     assert np.frombuffer(found["OUTPUT1"], np.int32).tolist() == [18] * 16
     assert words.raw_output_contents[0] == b"\x08\0\0\0explicit\0\0\0\0"
