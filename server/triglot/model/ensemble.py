@@ -457,11 +457,11 @@ def _sequence_parameters(parameters: Parameters) -> dict[str, ParameterValue]:
 
 def _stream_parameters(parameters: Parameters, response: Mapping[str, Any]) -> Parameters:
     """Return the parameters for the steps after a decoupled one: the sequence of its response, if it has one."""
-    parameters = response.parameters if isinstance(response, Answer) else {}
-    if not any(name in parameters for name in SEQUENCE):
+    own = response.parameters if isinstance(response, Answer) else {}
+    if not any(name in own for name in SEQUENCE):
         return parameters
-    flags = {name: parameters.get(name, False) for name in SEQUENCE[1:]}
-    return {**parameters, "sequence_id": parameters.get("sequence_id", parameters.get("sequence_id", 0)), **flags}
+    flags = {name: own.get(name, False) for name in SEQUENCE[1:]}
+    return {**parameters, "sequence_id": own.get("sequence_id", parameters.get("sequence_id", 0)), **flags}
 
 
 async def _drain(responses: _Prefetch[_Prefetch[dict[str, Array]]]) -> dict[str, Array]:

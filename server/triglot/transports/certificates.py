@@ -81,8 +81,8 @@ def key_type(certificate: bytes) -> str:
     """Return the type of the public key in a certificate in DER: "RSA", a curve's name, or else the object
     identifier in hexadecimal digits. Raise `ValueError` if it is not well-formed.
     """
-    ((_, content),) = _elements(certificate)
-    (_, signed), *_ = _elements(content)
+    ((_, sequence),) = _elements(certificate)
+    (_, signed), *_ = _elements(sequence)
     # Sequences before it: the signature's algorithm, the issuer, the validity and the subject.
     _, _, _, _, key, *_ = (content for tag, content in _elements(signed) if tag == _SEQUENCE)
     (_, algorithm), *_ = _elements(key)
@@ -103,8 +103,8 @@ _cached_names = lru_cache(_MAX_CACHED)(_read_names)
 
 
 def _names(certificate: bytes) -> Iterator[str]:
-    ((_, content),) = _elements(certificate)
-    (_, signed), *_ = _elements(content)
+    ((_, sequence),) = _elements(certificate)
+    (_, signed), *_ = _elements(sequence)
     fields = _elements(signed)
     names = [
         name
