@@ -14,7 +14,7 @@ from scripted_models import Scripted, number, servable
 from direct_work import FutureWork, direct_infer
 from triglot.core.call import Call
 from triglot.executors.thread import Doorbell, LoopInbox, ThreadExecutor
-from triglot.executors.work import Runnable, explained
+from triglot.executors.work import explained
 from triglot.scheduling.servable import Servable
 
 SECONDS = 30.0
@@ -49,7 +49,7 @@ async def test_what_fails_to_be_received_holds_up_nothing_else(caplog: pytest.Lo
 async def test_what_is_put_while_the_bell_is_answered_does_not_silence_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    answer = Doorbell.wait
+    read = os.read
     received: asyncio.Queue[int] = asyncio.Queue()
     inbox = LoopInbox[int](asyncio.get_running_loop(), received.put_nowait)
 
@@ -60,15 +60,16 @@ async def test_what_is_put_while_the_bell_is_answered_does_not_silence_it(
 
     for before in (True, False):
 
-        def answers(bell: Doorbell, before: bool = before) -> None:
-            monkeypatch.setattr(Doorbell, "wait", answer)
+        def answer(file: int, size: int, before: bool = before) -> bytes:
+            monkeypatch.setattr(os, "read", read)
             if before:
                 put(2)
-            answer(bell)
+            rings = read(file, size)
             if not before:
                 put(2)
+            return rings
 
-        monkeypatch.setattr(Doorbell, "wait", answers)
+        monkeypatch.setattr(os, "read", answer)
         for item in (1, 3):
             put(item)
             assert await asyncio.wait_for(received.get(), SECONDS) == item
@@ -133,22 +134,27 @@ def test_doorbell_wakes_before_and_after_a_wait(of: str, monkeypatch: pytest.Mon
     assert not answering.is_alive()
 
 
-class FailsAtFirst(ThreadExecutor):
-    """Its first looks for work fail."""
-
-    failures = 3
-
-    def _take(self) -> Runnable | None:
-        if self.failures:
-            self.failures -= 1
-            raise MemoryError("no room to look")
-        return super()._take()
-
-
-async def test_a_queue_that_fails_does_not_end_the_thread(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_queue_that_fails_does_not_end_the_thread(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loop = asyncio.get_running_loop()
-    executor = FailsAtFirst(iter("m"), 1, lambda inputs, _: inputs, lambda error: explained("m", error), loop)
+    read = os.read
+    failures = 3
+    failed = threading.Event()
+
+    def fail_at_first(file: int, size: int) -> bytes:
+        nonlocal failures
+        if threading.current_thread().name == "m" and failures:
+            failures -= 1
+            if not failures:
+                failed.set()
+            raise MemoryError("no room to look")
+        return read(file, size)
+
+    monkeypatch.setattr(os, "read", fail_at_first)
+    executor = ThreadExecutor(iter("m"), 1, lambda inputs, _: inputs, lambda error: explained("m", error), loop)
     executor.open()
+    assert await asyncio.to_thread(failed.wait, SECONDS)
     execution = FutureWork({}, Call())
     executor.start(execution)
     assert await asyncio.wait_for(execution.future, SECONDS) == {}

@@ -13,8 +13,7 @@ from recorded_calls import record_call
 from triglot.core.call import Call
 from triglot.core.errors import Code
 from triglot.protocols.tfserving.metrics import metrics_page, print_page
-from triglot.telemetry import calls as calls_kept
-from triglot.telemetry.calls import MAX_MODEL_NAMES, MAX_NAME, RECENT_CALLS, RECENT_SECONDS, Endpoint
+from triglot.telemetry.calls import MAX_KINDS, MAX_MODEL_NAMES, MAX_NAME, RECENT_CALLS, RECENT_SECONDS, Endpoint
 from triglot.telemetry.monitor import Monitor
 from triglot.telemetry.store import Telemetry
 
@@ -104,21 +103,21 @@ def test_made_up_names_are_bounded() -> None:
     assert "real" in {kind.model for _, kind, _ in telemetry.calls()}
 
 
-def test_what_is_long_unused_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls_kept, "MAX_KINDS", 100)
+def test_what_is_long_unused_is_forgotten() -> None:
+    last = MAX_KINDS + 300
     telemetry = Telemetry()
     endpoint, other = predict(telemetry), telemetry.endpoint("kserve", "GRPC", "ModelInfer", inference=True)
     record_call(other, call_of("steady", 1), Code.OK, 1.0, 0.0, 0, 0)
-    for version in range(1, 301):
+    for version in range(1, last + 1):
         record_call(endpoint, call_of("m", version), Code.OK, 1.0, 0.0, 0, 0)
         record_call(other, call_of("steady", 1), Code.OK, 1.0, 0.0, 0, 0)
     kept = [kind for _, kind, _ in telemetry.calls()]
-    assert telemetry.kinds == len(kept) <= 100
-    assert ("m", 300, Code.OK) in kept
+    assert telemetry.kinds == len(kept) <= MAX_KINDS
+    assert ("m", last, Code.OK) in kept
     assert ("m", 1, Code.OK) not in kept
     assert set(telemetry.models()) == {(kind.model, kind.version) for kind in kept}
-    assert telemetry.models()["steady", 1].requests == 301
-    assert telemetry.traffic()["tfserving"].requests == 300
+    assert telemetry.models()["steady", 1].requests == last + 1
+    assert telemetry.traffic()["tfserving"].requests == last
 
 
 def test_tensorflow_servings_metrics() -> None:

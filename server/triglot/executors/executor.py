@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from triglot.core.running import Defer
@@ -48,14 +48,14 @@ class Executor(Protocol):
         Return False if it has started already; then it is cancelled if that is possible.
         """
 
-    async def add(self, count: int, begin: Callable[[Function], object]) -> Sequence[BaseException]:
+    def add(self, count: int, begin: Callable[[Function], object]) -> Awaitable[Sequence[BaseException]]:
         """Increase `capacity` by `count`. Each new thread calls `begin` with the model's function before any work.
 
         Return the errors that `begin` raised on threads that have therefore ended; the other threads remain, even
         if this coroutine is cancelled.
         """
 
-    async def remove(self, count: int) -> None:
+    def remove(self, count: int) -> Awaitable[None]:
         """Reduce `capacity` by `count`; waits until the removed threads have finished their current work."""
 
     def close(self) -> None:

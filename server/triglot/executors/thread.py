@@ -14,15 +14,15 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 from triglot.core.errors import Unavailable, queue_full
 from triglot.core.running import Defer
-from triglot.executors.executor import Executor
-from triglot.executors.work import Explain, Function, Hook, Inputs, InstanceRun, Runnable
+from triglot.executors.instances import errors_of, when_all_left
+from triglot.executors.work import Explain, Function, Runnable
 
 T = TypeVar("T")
 
@@ -246,19 +246,14 @@ class ThreadExecutor:
         self._threads.append(thread)
         thread.start()
 
-    async def add(self, count: int, begin: Callable[[Function], object]) -> Sequence[BaseException]:
+    def add(self, count: int, begin: Callable[[Function], object]) -> Awaitable[Sequence[BaseException]]:
         """See `Executor`."""
         began: list[asyncio.Future[BaseException | None]] = [self._loop.create_future() for _ in range(count)]
         for instance in began:
             self._start_thread(partial(self._begin, begin, instance))
-        errors: list[BaseException] = []
-        try:
-            errors += [error for error in await asyncio.gather(*began) if error is not None]
-        finally:
-            self.capacity += count - len(errors)
-        return errors
+        return errors_of(began, self)
 
-    async def remove(self, count: int) -> None:
+    def remove(self, count: int) -> Awaitable[None]:
         """See `Executor`. Threads that were never started are removed first, then idle ones."""
         self.capacity -= count
         never_began = min(count, self._unstarted)
@@ -267,7 +262,9 @@ class ThreadExecutor:
         self._leaving.extend(leaving)
         self._removals += 1
         self._parked.call_all()
-        await asyncio.gather(*leaving)
+        return when_all_left(leaving, self._forget_ended)
+
+    def _forget_ended(self) -> None:
         self._threads = [thread for thread in self._threads if thread.is_alive()]
 
     def start(self, work: Runnable, defer: Defer | None = None) -> None:
@@ -389,28 +386,3 @@ def _deliver(work: Runnable) -> None:
 def _set(future: asyncio.Future[Any], result: object) -> None:
     if not future.done():  # The coroutine that awaits it may have been cancelled.
         future.set_result(result)
-
-
-async def run_on_every(
-    executors: Sequence[Executor], inputs: Inputs, hook: Hook, explain: Explain, loop: asyncio.AbstractEventLoop
-) -> None:
-    """Run `hook` with the model once on each thread of the executors, on all threads at the same time.
-
-    Raise the first error, as mapped by `explain`. After an error, and when this coroutine is cancelled, the calls
-    that still run are marked as cancelled.
-    """
-    together = threading.Barrier(sum(executor.capacity for executor in executors))
-    started: list[tuple[Executor, InstanceRun, asyncio.Future[Any]]] = []
-    try:
-        for executor in executors:
-            for _ in range(executor.capacity):
-                future = loop.create_future()
-                run = InstanceRun(inputs, future, together, hook, explain)
-                started.append((executor, run, future))
-                executor.start(run)
-        await asyncio.gather(*[future for _, _, future in started])
-    finally:
-        for executor, run, _ in started:
-            run.call.cancel()
-            executor.discard(run)
-        together.abort()

@@ -18,7 +18,7 @@ from time import perf_counter
 from typing import Any, Final, TypeVar
 
 from triglot.core.call import Call
-from triglot.core.compiling import trait
+from triglot.core.compiling import mypyc_attr, trait
 from triglot.core.current_calls import CURRENT_CALLS, RunningFor
 from triglot.core.errors import (
     Cancelled,
@@ -108,6 +108,7 @@ def _without_call(infer: Callable[[Inputs], Any]) -> Callable[[Inputs, Call], An
 
 
 @trait
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Runnable(ABC):
     """What an instance runs: the work of one request, or of several together."""
 
@@ -144,6 +145,7 @@ def explained(what: str, error: BaseException) -> ServingError:
     return failure
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class WorkOwner(ABC):
     """The version of a model that runs work. On the event loop."""
 
@@ -158,6 +160,7 @@ class WorkOwner(ABC):
         """Remove work from the queue; returns False if it is not queued."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Receiver(ABC):
     """Takes what a model returns for work, and passes it on to the work's sink. On the event loop."""
 
@@ -241,6 +244,7 @@ class ResponseTimes:
         return self._computed.popleft() if self._computed else perf_counter() - self._since
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Work(Running, Runnable):
     """One request to a model, as its executor, its servable and the data plane see it.
 

@@ -91,7 +91,8 @@ def _audited(services: list[Service], routes: list[Route], observers: Sequence[O
         async def begin(request: Any, call: Call) -> Any:
             call.subject = call.subject or str(getattr(request, "model_name", ""))
             for observer in observers:
-                await observer.precede(call, protocol, entrypoint, method)
+                if (written := observer.precede(call, protocol, entrypoint, method)) is not None:
+                    await written
             return await act(request, call)
 
         return replace(row, call=begin)

@@ -25,9 +25,10 @@ from triglot.core.statistics import Reading, Statistics
 from triglot.executors.declarations import check_declarations, looks_at_call
 from triglot.executors.executor import Executor
 from triglot.executors.hosted import HostedModel, calls_per_instance
+from triglot.executors.instances import run_on_every
 from triglot.executors.loop import LoopExecutor
 from triglot.executors.loop_guard import LoopGuard, guard_of, guarded_function, guarded_list
-from triglot.executors.thread import ThreadExecutor, run_on_every
+from triglot.executors.thread import ThreadExecutor
 from triglot.executors.unloading import unload
 from triglot.executors.work import (
     BEFORE_START,

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Final, NamedTuple
 
 from triglot.core.call import Call
+from triglot.core.compiling import mypyc_attr
 from triglot.core.errors import Code
 from triglot.core.operation import EVERYTHING, Operation
 from triglot.core.statistics import Histogram
@@ -265,6 +266,7 @@ class Counter:
     values: Sequence[tuple[tuple[str, ...], int]]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Observer:
     """Observes calls, besides the statistics: spans, access log, audit log, request records. On the event loop.
 
@@ -279,8 +281,12 @@ class Observer:
     def end(self, call: Call, endpoint: Endpoint, code: Code, end_time: float, refusal: str) -> None:
         """Observe the end of a call at `end_time` of `time.perf_counter`. `refusal`: see `refusal_of`."""
 
-    async def precede(self, call: Call, protocol: str, entrypoint: str, method: str) -> None:
-        """Observe an administrative call before it takes effect, where `audit_required`. Raise to refuse it."""
+    def precede(self, call: Call, protocol: str, entrypoint: str, method: str) -> Awaitable[None] | None:
+        """Observe an administrative call before it takes effect, where `audit_required`.
+
+        Await what it returns, unless it is None; either raises to refuse the call.
+        """
+        return None
 
     def switch(self, level: int) -> None:
         """Observe calls that begin from now on: none of them at 0, all at 1, more of each at 2."""
