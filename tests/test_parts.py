@@ -136,6 +136,7 @@ REFUSING: dict[str, list[Asked]] = {
     ],
     **dict(
         [
+            backend("lightgbm", model_file("model.txt")),
             backend("mlserver", model_file("model-settings.json", "{}")),
             backend("onnx", model_file("model.onnx")),
             backend("predictor", model_file("predictor.toml")),

@@ -20,6 +20,7 @@ PARTS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "backend": {
         "ensemble": "triglot.backends.ensemble:load",
+        "lightgbm": "triglot.backends.lightgbm:load",
         "mlserver": "triglot.backends.mlserver:load",
         "onnx": "triglot.backends.onnx:load",
         "predictor": "triglot.backends.predictor:load",
@@ -69,6 +70,7 @@ EXTRAS: Final = {
     "huggingface_hub": "hub",
     "joblib": "sklearn",
     "jwt": "jwt",
+    "lightgbm": "lightgbm",
     "obstore": "storage",
     "onnxruntime": "onnx",
     "pynvml": "nvidia",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,15 @@ def infer(model: triglot.Model, signature: str = "", parameters: Any = None, **i
     assert name == rule.spec.name
     assert array.dtype == rule.dtype or (rule.dtype.hasobject and array.dtype.kind in "OU")
     assert rule.fits(array.shape)
+    return array
+
+
+def send(model: triglot.Model, inputs: Mapping[str, Any], parameters: Any = None, signature: str = "") -> Any:
+    """The one output for inputs that need not be as they are declared, nor it with parameters."""
+    call = Call()
+    call.signature_name = signature
+    call.parameters = parameters or {}
+    (array,) = model.infer({name: tensor(values) for name, values in inputs.items()}, call).values()
     return array
 
 

@@ -37,7 +37,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.tree import DecisionTreeClassifier
 
-from triglot.backends.boosters import check_release, written_by
+from triglot.backends.boosters.xgboost import check_release, written_by
 
 OTHER = re.sub(r"\d", "0", sklearn.__version__)
 

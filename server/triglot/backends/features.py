@@ -11,8 +11,9 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, islice, product
 from pathlib import Path
@@ -21,12 +22,11 @@ from typing import Any
 import numpy as np
 
 from triglot.backends import missing_dependency
-from triglot.core.errors import InvalidArgument
+from triglot.backends.columns import INPUT, Inputs, parsed, records
 from triglot.core.tensor import DATATYPES, Array, object_array
 from triglot.core.types import TensorSpec
 from triglot.model.signature import INSTANCES
 
-INPUT = "x"
 TEXT = "text"
 _NUMBERS: tuple[Any, ...] = (0.0, 1.0)
 """Either may be invalid for a feature, such as 0 for a logarithm."""
@@ -35,8 +35,7 @@ _DATES: tuple[Any, ...] = (np.datetime64("2000-01-01", "s"),)
 _METHODS = ("fit", "predict", "predict_proba", "transform")
 MOST_MIXED = 512
 """Most rows that are tried with texts and dates among the numbers."""
-
-Inputs = Mapping[str, Array]
+_CATEGORICAL = re.compile(r"^\[categorical_feature: (.*)\]$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +90,7 @@ class Layout:
     def table(self, inputs: Inputs) -> Any:
         """Return the table of a call's inputs. Raise `ValueError` and `InvalidArgument`."""
         if INSTANCES in inputs and INSTANCES not in self._row:
-            return self._of_instances(_records(_parsed(inputs[INSTANCES])))
+            return self._of_instances(records(parsed(inputs[INSTANCES])))
         arrays = {name: _own(array) for name, array in inputs.items()}
         if len(arrays) == 1:
             ((name, array),) = arrays.items()
@@ -161,7 +160,7 @@ class RowLayout:
     def table(self, inputs: Inputs) -> Any:
         """Return the rows of a call's inputs. Raise `ValueError` and `InvalidArgument`."""
         if INSTANCES in inputs:
-            return self._rows(_parsed(inputs[INSTANCES]))
+            return self._rows(parsed(inputs[INSTANCES]))
         arrays = {name: _column(_own(array)) for name, array in inputs.items()}
         if len(arrays) == 1 and (self._frame is None or INPUT in arrays):
             return next(iter(arrays.values()))
@@ -175,9 +174,9 @@ class RowLayout:
             return rows
         if all(isinstance(row, list) for row in rows) and self._names is not None:
             return self._frame([_without_null(row) for row in rows], columns=self._names)
-        records = _records(rows)
-        if all(isinstance(row, dict) for row in records):
-            return self._frame([dict(zip(row, _without_null(row.values()), strict=True)) for row in records])
+        objects = records(rows)
+        if all(isinstance(row, dict) for row in objects):
+            return self._frame([dict(zip(row, _without_null(row.values()), strict=True)) for row in objects])
         return rows
 
 
@@ -334,7 +333,12 @@ def _known_values(part: Any) -> list[Any] | None:
     if hasattr(part, "build_analyzer"):
         return [TEXT]
     if getattr(part, "pandas_categorical", None):
-        return _lightgbm_values(part)
+        categories = category_columns(part)
+        return (
+            None
+            if categories is None
+            else [Categories(categories[at]) if at in categories else None for at in range(part.num_feature())]
+        )
     return None
 
 
@@ -350,14 +354,23 @@ def _is_nan(value: Any) -> bool:
     return isinstance(value, float) and math.isnan(value)
 
 
-def _lightgbm_values(booster: Any) -> list[Any] | None:
-    """Return the categories that a LightGBM booster was trained on; it takes them as pandas Categoricals only."""
-    model = booster.dump_model(num_iteration=1)
-    kinds = [model["feature_infos"].get(name, {}).get("values") for name in model["feature_names"]]
-    if sum(map(bool, kinds)) != len(booster.pandas_categorical):
-        return None
-    categories = iter(booster.pandas_categorical)
-    return [Categories(next(categories)) if kind else None for kind in kinds]
+def category_columns(booster: Any) -> dict[int, Sequence[Any]] | None:
+    """Return the categories of the columns of a LightGBM booster that were pandas Categoricals, by position.
+
+    The trees hold positions in these lists, and the file does not say which columns they belong to. None: it
+    cannot be known, as there were ordered Categoricals, whose columns are not among the categorical ones.
+    """
+    lists = booster.pandas_categorical or []
+    positions = categorical_positions(booster)
+    return dict(zip(positions, lists, strict=True)) if len(positions) == len(lists) else None
+
+
+def categorical_positions(booster: Any) -> list[int]:
+    """Return the positions of the categorical columns of a LightGBM booster."""
+    found = _CATEGORICAL.search(booster.model_to_string(num_iteration=1))
+    listed = found[1].removeprefix("name:").split(",") if found and found[1] else []
+    names = booster.feature_name()
+    return sorted(names.index(one) if found and found[1].startswith("name:") else int(one) for one in listed)
 
 
 def _column_values(transformer: Any) -> list[Any]:
@@ -451,29 +464,5 @@ def _json_array(values: list[Any]) -> Array:
     return array
 
 
-def _parsed(texts: Array) -> list[Any]:
-    try:
-        return [json.loads(text) for text in texts.ravel().tolist()]
-    except (ValueError, RecursionError) as error:
-        raise InvalidArgument(f"{INSTANCES}: expected JSON: {error}") from None
-
-
 def _without_null(values: Iterable[Any]) -> list[Any]:
     return [np.nan if value is None else value for value in values]
-
-
-def _records(instances: list[Any]) -> list[Any]:
-    """Return rows; KServe V1 takes an instance for a table: an object of columns, or a list of objects.
-
-    See `get_predict_input` in KServe 0.21's kserve/utils/utils.py. A column is a list, or an object by row.
-    """
-    rows: list[Any] = []
-    for instance in instances:
-        if isinstance(instance, dict) and instance and all(isinstance(v, list | dict) for v in instance.values()):
-            columns = [v if isinstance(v, list) else list(v.values()) for v in instance.values()]
-            rows += [dict(zip(instance, values, strict=True)) for values in zip(*columns, strict=True)]
-        elif isinstance(instance, list) and instance and all(isinstance(row, dict) for row in instance):
-            rows += instance
-        else:
-            rows.append(instance)
-    return rows

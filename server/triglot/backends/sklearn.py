@@ -1,4 +1,4 @@
-"""Pickled estimators and pipelines of scikit-learn, and models of XGBoost: `model.joblib` and `model.pkl`.
+"""Pickled models of scikit-learn, XGBoost and LightGBM: `model.joblib` and `model.pkl`.
 
 Unpickling runs arbitrary code from the file, so files come from the configured repositories only.
 
@@ -51,7 +51,7 @@ def load(file: Path, config: ModelConfig) -> Model:
     try:
         with _warnings_logged(file):
             found = _unpickle(file)
-        return _model(file, found)
+        return _model(file, found, config)
     except MissingDependency:
         raise
     except Exception as error:
@@ -64,15 +64,19 @@ def load(file: Path, config: ModelConfig) -> Model:
         ) from error
 
 
-def _model(file: Path, found: Any) -> Model:
+def _model(file: Path, found: Any, config: ModelConfig) -> Model:
     family = type(found).__mro__
     names = {f"{kind.__module__}.{kind.__qualname__}" for kind in family}
     if "xgboost" in sys.modules:
-        from triglot.backends import boosters  # noqa: PLC0415 - it imports xgboost.
+        from triglot.backends.boosters import xgboost  # noqa: PLC0415 - it imports xgboost.
 
-        boosters.check_pickle(file)
+        xgboost.check_pickle(file)
         if "xgboost.core.Booster" in names:
-            return boosters.BoosterModel(found)
+            return xgboost.BoosterModel(found)
+    if names & {"lightgbm.basic.Booster", "lightgbm.sklearn.LGBMModel"}:
+        from triglot.backends.boosters import lightgbm  # noqa: PLC0415 - it imports lightgbm.
+
+        return lightgbm.LightgbmModel(file, found, config)
     if "xgboost.sklearn.XGBModel" in names:
         # These classes need no feature names; only linear models require them.
         plain = numbers("FP32", found.n_features_in_, getattr(found, "feature_names_in_", None))
@@ -80,7 +84,7 @@ def _model(file: Path, found: Any) -> Model:
     if any("sklearn" in kind.__module__ for kind in family):
         return EstimatorModel(file, found, layouts(file, found, "FP64"))
     raise ModelLoadError(
-        f"{file}: expected a scikit-learn estimator or an xgboost model, found "
+        f"{file}: expected a model of scikit-learn, XGBoost or LightGBM, found "
         f"{type(found).__module__}.{type(found).__qualname__}"
     )
 
@@ -89,7 +93,7 @@ def _unpickle(file: Path) -> Any:
     try:
         return joblib.load(file)
     except ModuleNotFoundError as error:
-        if error.name == "xgboost":
+        if error.name in ("lightgbm", "xgboost"):
             raise missing_dependency(file, "the pickled object", error) from error
         # Not `missing_dependency`: it may be a module of the author's, and another project's name on the index.
         raise ModelLoadError(

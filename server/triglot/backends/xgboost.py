@@ -7,7 +7,7 @@ from pathlib import Path
 import xgboost
 
 from triglot.backends import error_text, warn_of_unknown
-from triglot.backends.boosters import BoosterModel, check_release
+from triglot.backends.boosters.xgboost import BoosterModel, check_release
 from triglot.core.errors import ModelLoadError
 from triglot.model.config import ModelConfig
 from triglot.model.model import Model

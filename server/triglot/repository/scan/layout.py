@@ -24,10 +24,12 @@ BACKEND_OF_FILE = {
     "model.bst": "xgboost",
     "model.ubj": "xgboost",
     "model.json": "xgboost",
+    "model.txt": "lightgbm",
+    "model.lgb": "lightgbm",
     "model-settings.json": "mlserver",
 }
-"""Files that make a folder a model, by precedence. A pickle may hold a model of scikit-learn or of XGBoost; its
-backend finds out."""
+"""Files that make a folder a model, by precedence. A pickle may hold a model of several libraries; its backend
+finds out."""
 FILE_IN_FOLDER = {"saved_model.pb": "tensorflow", "saved_model.pbtxt": "tensorflow", "model.onnx": "onnx"}
 """File to open if the model file of Triton's layout is a folder (spec 5.7)."""
 BACKEND_OF_FOLDER = {
@@ -39,9 +41,9 @@ BACKEND_OF_FOLDER = {
 BACKEND_OF_SUFFIX = {
     Path(name).suffix: backend
     for name, backend in BACKEND_OF_FILE.items()
-    if name.startswith("model.") and name != "model.json"
+    if name.startswith("model.") and name not in ("model.json", "model.txt")
 }
-"""Backends of other file names by suffix; not for JSON, which may be anything."""
+"""Backends of other file names by suffix; not for JSON and text, which may be anything."""
 
 
 def listed(items: Iterable[object]) -> str:

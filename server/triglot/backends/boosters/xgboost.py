@@ -10,7 +10,8 @@ import numpy as np
 import xgboost
 
 from triglot.backends import error_text
-from triglot.backends.features import INPUT, numbers
+from triglot.backends.columns import INPUT
+from triglot.backends.features import numbers
 from triglot.backends.pickles import content_of
 from triglot.core.errors import InvalidArgument, ModelLoadError
 from triglot.core.tensor import Array
