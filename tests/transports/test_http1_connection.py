@@ -19,7 +19,8 @@ from triglot.core.call import Call
 from triglot.core.http import HttpResponse
 from triglot.core.operation import Operation
 from triglot.protocols.rows import Route
-from triglot.transports.http1 import connection
+from triglot.transports.http1.connection import MAX_AHEAD_BYTES, Connections
+from triglot.transports.http1.server import Http1Server
 from waiting import until
 
 LIMIT = 100_000
@@ -41,6 +42,13 @@ def connections(here: Live) -> int:
     http = here.server._http
     assert http is not None
     return http.count_connections()
+
+
+def shared(here: Live) -> Connections:
+    """What all connections of the server have, with their time limits, which are no options."""
+    http = here.server._http
+    assert isinstance(http, Http1Server)
+    return http.connections
 
 
 async def rest(wire: Wire) -> bytes:
@@ -74,9 +82,9 @@ async def test_the_rest_of_a_body_is_not_the_next_request() -> None:
         assert (await wire.ask("GET", HEALTH)).status == 200
 
 
-async def test_the_rest_of_a_body_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "LINGER_SECONDS", 0.1)  # It is no option.
+async def test_the_rest_of_a_body_is_not_waited_for_long() -> None:
     async with served() as (here, wire):
+        shared(here).linger_seconds = 0.1
         wire.send("POST", "/nothing", b"x", "Content-Length: 100")
         assert (await wire.answer()).status == 404
         assert await rest(wire) == b""
@@ -84,9 +92,9 @@ async def test_the_rest_of_a_body_is_not_waited_for_long(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("first", [b"", b"\r\n", b"GET /v2 HTTP/1.1\r\nHost: loc"])
-async def test_a_head_is_not_waited_for_long(first: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "HEAD_SECONDS", 0.1)  # As above.
+async def test_a_head_is_not_waited_for_long(first: bytes) -> None:
     async with served(rest_keepalive_time=650.0 if first else 0.1) as (here, wire):
+        shared(here).head_seconds = 0.1
         wire.writer.write(first)
         if first:
             answer = await wire.answer()
@@ -97,9 +105,9 @@ async def test_a_head_is_not_waited_for_long(first: bytes, monkeypatch: pytest.M
         await until(lambda: not connections(here))
 
 
-async def test_a_head_that_trickles_has_no_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "HEAD_SECONDS", 0.2)
-    async with served() as (_, wire):
+async def test_a_head_that_trickles_has_no_more_time() -> None:
+    async with served() as (here, wire):
+        shared(here).head_seconds = 0.2
         answering = asyncio.create_task(wire.answer())
         wire.writer.write(b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n")
         while not answering.done():
@@ -115,9 +123,9 @@ async def test_an_idle_connection_is_closed() -> None:
         await until(lambda: not connections(here))
 
 
-async def test_a_call_may_take_longer_than_a_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "HEAD_SECONDS", 0.1)
-    async with served(rest_keepalive_time=0.1) as (_, wire):
+async def test_a_call_may_take_longer_than_a_head() -> None:
+    async with served(rest_keepalive_time=0.1) as (here, wire):
+        shared(here).head_seconds = 0.1
         wire.send("POST", PATH, TINY[:5], sized(TINY))
         await asyncio.sleep(0.5)  # The client is slow.
         wire.writer.write(TINY[5:])
@@ -176,11 +184,11 @@ async def test_who_sends_faster_than_it_reads_is_not_read_from() -> None:
         wire.writer.transport.set_write_buffer_limits(2**30)
         for _ in range(count):
             wire.send("POST", PATH, large, sized(large))
-        http = here.server._http
-        assert http is not None
-        (http_connection,) = http.connections  # type: ignore[attr-defined]
-        await until(lambda: http_connection._is_paused or not http_connection.transport.is_reading())
-        assert http_connection.ahead <= connection.MAX_AHEAD_BYTES + 2**18
+        (connection,) = shared(here).open
+        transport = connection.transport
+        assert transport is not None
+        await until(lambda: connection._is_paused or not transport.is_reading())
+        assert connection.ahead <= MAX_AHEAD_BYTES + 2**18
         for _ in range(count):
             assert (await wire.answer()).status == 200
 

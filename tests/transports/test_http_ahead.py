@@ -40,7 +40,7 @@ class Served:
     def __init__(self, server: Http1Server | AiohttpServer) -> None:
         self.connection: Connection | AiohttpConnection
         if isinstance(server, Http1Server):
-            (self.connection,) = server.connections
+            (self.connection,) = server.connections.open
         else:
             assert server._runner.server is not None
             (connection,) = server._runner.server.connections

@@ -87,6 +87,20 @@ async def decode_large(
         return await run_sized(decode_size(data), decode, data)
 
 
+async def wait_while(blocked: Callable[[], bool], waiter: Callable[[], asyncio.Future[None]]) -> None:
+    """Wait for new futures of `waiter` as long as `blocked` returns True. Raise as `blocked`."""
+    while blocked():
+        await waiter()
+
+
+async def take_once(
+    blocked: Callable[[], bool], waiter: Callable[[], asyncio.Future[None]], take: Callable[[], T]
+) -> T:
+    """As `wait_while`; then return what `take` returns."""
+    await wait_while(blocked, waiter)
+    return take()
+
+
 async def unchanged(value: T) -> T:
     """Return the value."""
     return value

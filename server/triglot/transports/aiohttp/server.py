@@ -16,7 +16,8 @@ from triglot.config.options import Config
 from triglot.transports.aiohttp.connections import FIELD_LIMIT, Connection, Connections
 from triglot.transports.aiohttp.exchange import AiohttpExchange
 from triglot.transports.listening import IdleConnection
-from triglot.transports.rest.calls import CLEAN_UP_SECONDS, HttpCalls
+from triglot.transports.rest.calls import HttpCalls
+from triglot.transports.rest.coroutines import CLEAN_UP_SECONDS
 from triglot.transports.rest.exchange import READ_AHEAD
 from triglot.transports.rest.fields import MAX_LINE_BYTES
 from triglot.transports.rest.server import HttpServer

@@ -13,8 +13,8 @@ import asyncio
 import logging
 import math
 import socket
-from collections.abc import Sequence
-from typing import Protocol, cast
+from collections.abc import Coroutine, Sequence
+from typing import Any, Final, cast
 
 from triglot.core.roles import RunningCall
 from triglot.core.tensor import Scattered
@@ -31,6 +31,7 @@ from triglot.transports.http1.requests import (
     encode_chunk,
     response_head,
 )
+from triglot.transports.off_loop import unchanged, wait_while
 from triglot.transports.rest.calls import HttpCalls
 from triglot.transports.rest.exchange import FIXED_FIELDS, Exchange, IncomingBody, error_body
 from triglot.transports.rest.fields import BAD_REQUEST, Fields
@@ -38,31 +39,41 @@ from triglot.transports.unsent import StallTimer, write_pieces
 
 log = logging.getLogger(__name__)
 
-HEAD_SECONDS = 30.0
+HEAD_SECONDS: Final = 30.0
 """Limit on the time for a request's head, from its first byte."""
-LINGER_SECONDS = 10.0
+LINGER_SECONDS: Final = 10.0
 """Limit on the time for the rest of a body after its response, or for the client to close the connection."""
-MAX_AHEAD_BYTES = 64 * 1024
+MAX_AHEAD_BYTES: Final = 64 * 1024
 """Bytes received before a request is answered; above this, nothing is read until it is."""
-RESET_SECONDS = 0.25
+RESET_SECONDS: Final = 0.25
 """Seconds between two checks whether the client of a half-closed connection has disconnected."""
-JOINED_BYTES = 64 * 1024
+JOINED_BYTES: Final = 64 * 1024
 """Below this size, a copy is faster than another write."""
-MAX_IN_A_ROW = 16
+MAX_IN_A_ROW: Final = 16
 """Pipelined requests, or chunks of a stream, after which other tasks get a turn."""
-REQUEST_TIMEOUT = 408
+REQUEST_TIMEOUT: Final = 408
 
 
-class Serving(Protocol):
-    """The server, as its connections see it; see `Http1Server`."""
+class Connections:
+    """What a server's connections share, and the open ones. Idle ones are closed after `keep_alive` seconds."""
 
-    calls: HttpCalls
-    heads: HeadLayouts
-    connections: set[Connection]
-    keep_alive: float
+    __slots__ = ("all_closed", "calls", "head_seconds", "heads", "keep_alive", "linger_seconds", "open")
+
+    def __init__(self, calls: HttpCalls, keep_alive: float) -> None:
+        self.calls = calls
+        self.heads = HeadLayouts()
+        self.keep_alive = keep_alive
+        self.head_seconds = HEAD_SECONDS
+        self.linger_seconds = LINGER_SECONDS
+        self.open: set[Connection] = set()
+        self.all_closed = asyncio.Event()
+        """Set when the last one closes."""
 
     def remove(self, connection: Connection) -> None:
         """Remove a closed connection."""
+        self.open.discard(connection)
+        if not self.open:
+            self.all_closed.set()
 
 
 class _Body(IncomingBody):
@@ -79,11 +90,11 @@ class _Body(IncomingBody):
     def want(self, *, more: bool) -> None:
         self._connection.update_reading()
 
-    async def read(self) -> bytes:
+    def read(self) -> Coroutine[Any, Any, bytes]:
         if self.expected:
             self.expected = False
             self._connection.write(CONTINUE)
-        return await super().read()
+        return super().read()
 
 
 class _Request(Exchange):
@@ -129,18 +140,19 @@ class _Request(Exchange):
             status, fields, date, length=length, is_http10=self.is_http10, keep_alive=self.keep_alive
         )
 
-    async def begin(self, status: int, fields: Fields) -> None:
+    def begin(self, status: int, fields: Fields) -> Coroutine[Any, Any, None]:
         self._connection.write(self._head(status, fields, None))
-        await self._connection.drained()
+        return self._connection.drained()
 
-    async def write(self, chunk: bytes) -> None:
+    def write(self, chunk: bytes) -> Coroutine[Any, Any, None]:
         if not self._is_head:
             self._connection.write(chunk if self.is_http10 else encode_chunk(chunk))
-        await self._connection.drained()
+        return self._connection.drained()
 
-    async def finish(self) -> None:
+    def finish(self) -> Coroutine[Any, Any, None]:
         if not self.is_http10 and not self._is_head:
             self._connection.write(LAST_CHUNK)
+        return unchanged(None)
 
     def abort(self) -> None:
         self._connection.abort()
@@ -149,7 +161,7 @@ class _Request(Exchange):
 class Connection(asyncio.Protocol):
     """One HTTP/1.1 connection."""
 
-    def __init__(self, server: Serving, remote: str = "") -> None:
+    def __init__(self, server: Connections, remote: str = "") -> None:
         self.server = server
         self.remote = remote
         """The client's address; "" where it has none."""
@@ -174,7 +186,6 @@ class Connection(asyncio.Protocol):
         self._is_paused = False
         """Whether the socket's buffer is full."""
         self._writable: asyncio.Future[None] | None = None
-        self._written = 0
         self._is_head_begun = False
         self._stall = StallTimer()
         self.deadline = math.inf
@@ -217,7 +228,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)  # uvloop's is not a subclass.
-        self.server.connections.add(self)
+        self.server.open.add(self)
         self._set_deadline(self.server.keep_alive)
 
     def data_received(self, data: bytes) -> None:
@@ -318,7 +329,7 @@ class Connection(asyncio.Protocol):
         request = self._request
         if request is None or self._is_closing:
             if not self._is_closing and not self._reader.waits and not self._is_incoming:
-                self._set_deadline(HEAD_SECONDS, begun=True)
+                self._set_deadline(self.server.head_seconds, begun=True)
         elif request.task is None:
             self.deadline = math.inf
             request.task = self.server.calls.start(request, self._answered)
@@ -335,7 +346,7 @@ class Connection(asyncio.Protocol):
             self._close()
         elif self._is_incoming:
             # The rest of the body is discarded: unread bytes would reset the connection, and the response with it.
-            self._set_deadline(LINGER_SECONDS)
+            self._set_deadline(self.server.linger_seconds)
             self.update_reading()
         else:
             self._set_deadline(self.server.keep_alive)
@@ -375,16 +386,18 @@ class Connection(asyncio.Protocol):
         else:
             write_pieces(self.transport, pieces)
 
-    async def drained(self) -> None:
+    def drained(self) -> Coroutine[Any, Any, None]:
         """Wait while the socket's buffer is full. Raise `ConnectionError` when the connection is closed."""
-        self._written += 1
-        if not self._written % MAX_IN_A_ROW:
-            await asyncio.sleep(0)  # Other tasks get a turn.
-        while self._is_paused and self.transport is not None:
-            self._writable = self._loop.create_future()
-            await self._writable
+        return wait_while(self._is_full, self._new_writable)
+
+    def _is_full(self) -> bool:
         if self.transport is None:
             raise ConnectionResetError
+        return self._is_paused
+
+    def _new_writable(self) -> asyncio.Future[None]:
+        self._writable = self._loop.create_future()
+        return self._writable
 
     def _wake(self) -> None:
         if self._writable is not None and not self._writable.done():
@@ -436,7 +449,7 @@ class Connection(asyncio.Protocol):
             self._set_timer(min(self.deadline, now + self.server.keep_alive))
         elif self._is_head_begun and not self._is_closing:
             self._out_of_sync = True
-            text = f"the head of the request is incomplete after {HEAD_SECONDS:g} seconds"
+            text = f"the head of the request is incomplete after {self.server.head_seconds:g} seconds"
             self._answer_error(REQUEST_TIMEOUT, text)
         elif self.transport is not None:
             self.transport.close()
@@ -462,7 +475,7 @@ class Connection(asyncio.Protocol):
         except OSError:
             transport.abort()  # The client has disconnected.
         else:
-            self._set_deadline(LINGER_SECONDS)
+            self._set_deadline(self.server.linger_seconds)
 
     def close_idle(self) -> None:
         """Close the connection; written data is still sent."""

@@ -8,7 +8,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Container, Coroutine, Iterable, Mapping
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Final
 
 from triglot.config.options import Config
 from triglot.core.call import Call, TimerWheel
@@ -29,43 +29,39 @@ from triglot.core.running import Running
 from triglot.core.trace_context import NO_CONTEXT, TRACEPARENT, TRACESTATE
 from triglot.protocols.rows import Route
 from triglot.telemetry.store import Telemetry
+from triglot.transports.off_loop import pass_on
 from triglot.transports.request_bytes import RequestBytes
+from triglot.transports.rest.coroutines import compressed, end_calls, write_chunks
 from triglot.transports.rest.decoding import HttpDecoder
 from triglot.transports.rest.exchange import (
     Clock,
     Exchange,
     check_fields,
-    compressed,
     default_error,
     error_body,
     error_response,
     failure_response,
     fields_of,
     grpc_only,
-    in_time,
     refusal_response,
 )
 from triglot.transports.rest.fields import Fields, repetition
 from triglot.transports.rest.routes import Found, Origins, Refused, Router
-from triglot.transports.row_call import LAST_MESSAGE_SECONDS, SHUTTING_DOWN, RowCall
+from triglot.transports.row_call import SHUTTING_DOWN, RowCall
 
-CLEAN_UP_SECONDS = 1.0
-"""Seconds to write and close after the end of the grace period."""
-NO_FIELDS: Mapping[str, str] = {}
+NO_FIELDS: Final[Mapping[str, str]] = {}
 
 
 log = logging.getLogger(__name__)
 
-MODEL_VARIABLE = "model"
+MODEL_VARIABLE: Final = "model"
 """Variable of a route's path with the model's name, which is known before the request is decoded."""
-LATE_SECONDS = 0.02
+LATE_SECONDS: Final = 0.02
 """Delay after the deadline before a call is ended that has not ended on its own with a more specific error."""
-MAX_UNWRITTEN = 16
-MAX_UNWRITTEN_BYTES = 64 * 1024
+MAX_UNWRITTEN: Final = 16
+MAX_UNWRITTEN_BYTES: Final = 64 * 1024
 """Chunks of a stream that wait until the client has read those before them."""
-MAX_IN_A_ROW = 16
-"""Chunks of a stream in a row, after which other tasks get a turn."""
-STREAM_HEADERS = {"X-Accel-Buffering": "no"}
+STREAM_HEADERS: Final = {"X-Accel-Buffering": "no"}
 """Headers of streams: a proxy that buffers responses would defeat the purpose."""
 
 
@@ -141,7 +137,7 @@ class HttpCall(RowCall):
             calls.open.add(self)
             request = calls.decoder.small_request(found, http, call)
             if request is None:
-                self._run(self._decode_and_submit, http)
+                self._run(pass_on, self._submit, calls.decoder.decode, found, http, call)
             else:
                 self._submit(found.route.decode(request))
         except Exception as error:
@@ -165,9 +161,6 @@ class HttpCall(RowCall):
     def _run(self, step: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
         task = self._running = self._calls.loop.create_task(self._guarded(step, *arguments))
         task.add_done_callback(self._run_ended)
-
-    async def _decode_and_submit(self, http: Exchange) -> None:
-        self._submit(await self._calls.decoder.decode(self._found, http, self.call))
 
     def _start_coroutine(self, request: Any) -> Running:
         route = self._found.route
@@ -195,12 +188,9 @@ class HttpCall(RowCall):
     def _send(self, encoded: HttpResponse) -> None:
         worth = self._found.route.compress_from
         if worth is not None and len(encoded.body) >= worth and "accept-encoding" in self._exchange.headers:
-            self._run(self._compress, self._exchange, encoded)
+            self._run(pass_on, self._send_complete, compressed, self._exchange, encoded)
         else:
             self._send_complete(encoded)
-
-    async def _compress(self, http: Exchange, response: HttpResponse) -> None:
-        self._send_complete(await compressed(http, response))
 
     # --- streams ---
 
@@ -221,7 +211,11 @@ class HttpCall(RowCall):
         head = HttpResponse(b"", status, self._form.content_type, STREAM_HEADERS)
         if self.call.span is not None:
             self.call.span.end_http(status)
-        self._writer = self._calls.loop.create_task(self._write(http, status, self._fields(head, http)))
+        fields = self._fields(head, http)
+        writing = write_chunks(
+            http, self.call, status, fields, self._next_chunk, self._wait_for_chunk, self._written, self._broken
+        )
+        self._writer = self._calls.loop.create_task(writing)
 
     def _send_next(self, encoded: bytes) -> bool:
         if self._writer is None:
@@ -238,34 +232,23 @@ class HttpCall(RowCall):
             self._begin_response(HTTPStatus.OK)
         self._changed.set()
 
-    async def _write(self, http: Exchange, status: int, fields: Fields) -> None:
-        """Send the chunks as the client reads them."""
-        try:
-            await http.begin(status, fields)
-            written = 0
-            while self._chunks or not self._closed:
-                if not self._chunks:
-                    self._changed.clear()
-                    self.resume()
-                    await self._changed.wait()
-                    continue
-                chunk = self._chunks.popleft()
-                self._unwritten -= len(chunk)
-                # The model ends at the deadline, and may send a last chunk after it.
-                await in_time(
-                    self.call, http.write(chunk), LAST_MESSAGE_SECONDS, "while the client read the response"
-                )
-                written += 1
-                if not written % MAX_IN_A_ROW:
-                    await asyncio.sleep(0)  # A write suspends only if the client does not read.
-            await http.finish()
-        except asyncio.CancelledError:
-            return  # The call has ended. If raised, the task would keep it, and its frames.
-        except Exception as error:
-            self._broken(error)
-        else:
-            self._end(Code.OK)
-            self._on_end(self)
+    def _next_chunk(self) -> bytes | None:
+        """Return the next chunk, b"" if none waits, and None at the end."""
+        if not self._chunks:
+            return None if self._closed else b""
+        chunk = self._chunks.popleft()
+        self._unwritten -= len(chunk)
+        return chunk
+
+    def _wait_for_chunk(self) -> Coroutine[Any, Any, object]:
+        self._changed.clear()
+        self.resume()
+        return self._changed.wait()
+
+    def _written(self) -> None:
+        """End a stream whose chunks have been sent."""
+        self._end(Code.OK)
+        self._on_end(self)
 
     def _broken(self, error: Exception) -> None:
         """End a stream of which no more can be sent."""
@@ -425,22 +408,12 @@ class HttpCalls:
         """Accept no more calls; connections are closed as after `drain`."""
         self.draining = self._stopping = True
 
-    async def finish(self, grace: float) -> None:
+    def finish(self, grace: float) -> Coroutine[Any, Any, None]:
         """Wait up to `grace` seconds for open calls, then end the rest with 503."""
-        await self._wait_all_ended(grace)
-        self.grace_is_over = True
-        for call in list(self.open):
-            call.cancel()
-        await self._wait_all_ended(CLEAN_UP_SECONDS)
+        return end_calls(self.open, self._call_end, grace, self._end_grace)
 
-    async def _wait_all_ended(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                while self.open:
-                    self._call_end.clear()
-                    await self._call_end.wait()
-        except TimeoutError:
-            pass  # Some calls have not ended.
+    def _end_grace(self) -> None:
+        self.grace_is_over = True
 
     def start(self, http: Exchange, on_end: Callable[[Any], object]) -> RunningCall | None:
         """Start the call of a request; `on_end` is called when it has ended, maybe before this returns.

@@ -8,14 +8,15 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from email.utils import formatdate
-from functools import lru_cache
+from functools import lru_cache, partial
 from http import HTTPStatus
-from typing import TypeVar
+from typing import Any, Final
 
 from triglot.core.call import Call
+from triglot.core.compiling import mypyc_attr
 from triglot.core.errors import (
     Code,
     InvalidArgument,
@@ -28,13 +29,12 @@ from triglot.core.errors import (
 from triglot.core.http import HttpResponse
 from triglot.core.tensor import Scattered
 from triglot.protocols.rows import Route
-from triglot.transports.deflate import DEFLATED_WORK, accepted, deflate
-from triglot.transports.off_loop import run_sized
+from triglot.transports.off_loop import take_once
 from triglot.transports.rest.fields import MAX_QUOTED, Fields
 
-JOINED_BYTES = 64 * 1024
+JOINED_BYTES: Final = 64 * 1024
 """Parts of a body up to this total size are joined when it is read."""
-READ_AHEAD = 512 * 1024
+READ_AHEAD: Final = 512 * 1024
 """Bytes of a body that are received before it is read; beyond that, the client has to wait."""
 
 
@@ -55,6 +55,7 @@ class Clock:
         return self._date
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class RequestBody(ABC):
     """A request's body, which may still be arriving. `length`: its length in bytes, if known."""
 
@@ -66,13 +67,14 @@ class RequestBody(ABC):
         """Return the body if all of it has arrived; None if not, or if it is invalid."""
 
     @abstractmethod
-    async def read(self) -> bytes:
+    def read(self) -> Coroutine[Any, Any, bytes]:
         """Return what has arrived since the last call, at least one byte; b"" at the end.
 
         Raise `InvalidArgument` for an invalid body.
         """
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Exchange(ABC):
     """A request, and the way to send its response.
 
@@ -107,18 +109,18 @@ class Exchange(ABC):
         """Send a complete response."""
 
     @abstractmethod
-    async def begin(self, status: int, fields: Fields) -> None:
+    def begin(self, status: int, fields: Fields) -> Coroutine[Any, Any, None]:
         """Send the head of a response whose body follows in chunks."""
 
     @abstractmethod
-    async def write(self, chunk: bytes) -> None:
+    def write(self, chunk: bytes) -> Coroutine[Any, Any, None]:
         """Send a chunk.
 
         Waits while the client does not read. Raise `ConnectionError` when it has disconnected.
         """
 
     @abstractmethod
-    async def finish(self) -> None:
+    def finish(self) -> Coroutine[Any, Any, None]:
         """End a response that was begun."""
 
     @abstractmethod
@@ -130,6 +132,7 @@ class Exchange(ABC):
         return [value for field, value in self.fields if field == name]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class IncomingBody(RequestBody):
     """A body that a transport feeds as it arrives, and that is read once. On the event loop.
 
@@ -175,16 +178,20 @@ class IncomingBody(RequestBody):
     def complete_body(self) -> bytes | None:
         return self._take(self._size) if self.has_ended else None
 
-    async def read(self) -> bytes:
-        while not self._parts and not self.has_ended:
-            if self._error is not None:
-                raise InvalidArgument(f"the request body is invalid: {self._error}")
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        return self._take(JOINED_BYTES)
+    def read(self) -> Coroutine[Any, Any, bytes]:
+        return take_once(self._is_empty, self._new_waiter, partial(self._take, JOINED_BYTES))
+
+    def _is_empty(self) -> bool:
+        """Whether nothing has arrived, not even the end. Raise `InvalidArgument`."""
+        if self._parts or self.has_ended:
+            return False
+        if self._error is not None:
+            raise InvalidArgument(f"the request body is invalid: {self._error}")
+        return True
+
+    def _new_waiter(self) -> asyncio.Future[None]:
+        self._waiter = asyncio.get_running_loop().create_future()
+        return self._waiter
 
     def _take(self, joined: int) -> bytes:
         """Return all waiting parts if they have at most `joined` bytes, else the first one."""
@@ -207,16 +214,15 @@ class IncomingBody(RequestBody):
 
 # --- responses of results and errors ---
 
-T = TypeVar("T")
-FIXED_FIELDS = (("Server", "triglot"), ("X-Content-Type-Options", "nosniff"))
+FIXED_FIELDS: Final = (("Server", "triglot"), ("X-Content-Type-Options", "nosniff"))
 """Header fields of every response."""
-MAX_CACHED_TYPES = 64
+MAX_CACHED_TYPES: Final = 64
 """Content types whose fields are cached."""
-_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
-_FIXED_NAMES = frozenset(name.lower() for name, _ in FIXED_FIELDS)
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+_FIXED_NAMES: Final = frozenset(name.lower() for name, _ in FIXED_FIELDS)
 
 
-STATUS = {
+STATUS: Final = {
     Code.CANCELLED: 400,
     Code.UNKNOWN: 400,
     Code.INVALID_ARGUMENT: 400,
@@ -236,6 +242,7 @@ STATUS = {
 }
 
 
+@mypyc_attr(native_class=False)
 class UnknownCoding(Unimplemented):
     """The request has a content coding that the server does not support."""
 
@@ -327,38 +334,14 @@ def _with_headers(error: ServingError, response: HttpResponse, call: Call) -> Ht
     call.sent(len(response.body))
     if response.status == HTTPStatus.UNAUTHORIZED:
         # No Basic: browsers would ask for a password themselves, and keep it.
-        response = _with_field(response, response.body, "WWW-Authenticate", 'Bearer realm="triglot"')
+        response = with_field(response, response.body, "WWW-Authenticate", 'Bearer realm="triglot"')
     seconds = retry_hint(error, 1)
-    return response if seconds is None else _with_field(response, response.body, "Retry-After", str(seconds))
+    return response if seconds is None else with_field(response, response.body, "Retry-After", str(seconds))
 
 
-def _with_field(response: HttpResponse, body: bytes | Scattered, name: str, value: str) -> HttpResponse:
+def with_field(response: HttpResponse, body: bytes | Scattered, name: str, value: str) -> HttpResponse:
+    """Return the response with this body, and with the field in place of those of its name."""
     own = response.headers
     fields = own.items() if isinstance(own, Mapping) else own
     kept = [field for field in fields if field[0].lower() != name.lower()]
     return replace(response, body=body, headers=[*kept, (name, value)])
-
-
-async def compressed(http: Exchange, response: HttpResponse) -> HttpResponse:
-    """Return the response in the coding that the client prefers; compressed on a thread if it takes long."""
-    headers = http.values("accept-encoding")
-    if not headers or (preference := accepted(",".join(headers))).coding == "identity":
-        return response
-    given = response.body
-    body = await run_sized(len(given) * DEFLATED_WORK, lambda: deflate(bytes(given), preference))
-    if body is None:
-        return response
-    return _with_field(response, body, "Content-Encoding", preference.coding)
-
-
-async def in_time(call: Call, work: Awaitable[T], spare: float, when: str) -> T:
-    """Await `work` until `spare` seconds after the call's deadline. Raise `DeadlineExceeded` after that."""
-    if call.remaining is None:
-        return await work
-    try:
-        async with asyncio.timeout(call.remaining + spare) as scope:
-            return await work
-    except TimeoutError:
-        if not scope.expired():
-            raise
-        raise call.overdue(when) from None

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 Fields = Sequence[tuple[str, str]]
 
-MAX_LINE_BYTES = 64 * 1024
+MAX_LINE_BYTES: Final = 64 * 1024
 """Limit on a request's path, and on a header field, in bytes."""
-MAX_FIELDS = 128
-MAX_HEAD_BYTES = 128 * 1024
+MAX_FIELDS: Final = 128
+MAX_HEAD_BYTES: Final = 128 * 1024
 """Limit in bytes on a request's head, and on what is between two parts of a chunked body's data.
 
 The longest path and the longest field fit together.
 """
-BAD_REQUEST, TARGET_TOO_LONG, HEAD_TOO_LARGE = 400, 414, 431
-LONG_TARGET = f"the target is longer than {MAX_LINE_BYTES} bytes"
-LONG_FIELD = f"a header field is longer than {MAX_LINE_BYTES} bytes"
-MANY_FIELDS = f"there are more than {MAX_FIELDS} header fields"
-LARGE_HEAD = f"the head of the request is larger than {MAX_HEAD_BYTES} bytes"
-MAX_QUOTED = 200
+BAD_REQUEST: Final = 400
+TARGET_TOO_LONG: Final = 414
+HEAD_TOO_LARGE: Final = 431
+LONG_TARGET: Final = f"the target is longer than {MAX_LINE_BYTES} bytes"
+LONG_FIELD: Final = f"a header field is longer than {MAX_LINE_BYTES} bytes"
+MANY_FIELDS: Final = f"there are more than {MAX_FIELDS} header fields"
+LARGE_HEAD: Final = f"the head of the request is larger than {MAX_HEAD_BYTES} bytes"
+MAX_QUOTED: Final = 200
 """Longest quotation of a field in an error text, in characters."""
-FRAMING = frozenset(("connection", "content-length", "date", "keep-alive", "transfer-encoding"))
+FRAMING: Final = frozenset(("connection", "content-length", "date", "keep-alive", "transfer-encoding"))
 """Response header fields that only the transport sets."""
-SINGLE = frozenset(
+SINGLE: Final = frozenset(
     (
         "content-length",
         "content-location",
@@ -38,7 +41,7 @@ SINGLE = frozenset(
     )
 )
 """Fields whose repetition different servers could interpret differently."""
-SAME = frozenset(("inference-header-content-length",))
+SAME: Final = frozenset(("inference-header-content-length",))
 """The same, but a repetition of an equal value can only mean that."""
 
 

@@ -17,8 +17,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from http import HTTPStatus
+from typing import Final
 
 from triglot.config.options import Config
+from triglot.core.compiling import mypyc_attr
 from triglot.core.errors import PermissionDenied
 from triglot.core.http import HttpResponse
 from triglot.core.operation import ADMINISTRATION, Operation
@@ -26,16 +28,17 @@ from triglot.protocols.rows import Route
 from triglot.telemetry.calls import Endpoint
 from triglot.transports.rest.exchange import error_body
 
-MAX_CACHED, MAX_CACHED_LENGTH = 1024, 160
+MAX_CACHED: Final = 1024
+MAX_CACHED_LENGTH: Final = 160
 """Limits on the cached requests, and on the characters of their method and path."""
-ANY_VERB = "*"
-_VARIABLE = re.compile(r"\{([_a-zA-Z][_a-zA-Z0-9]*)(?::(.+))?\}", re.DOTALL)
-_VARIABLES = re.compile(r"(\{[_a-zA-Z][^{}]*(?:\{[^{}]*\}[^{}]*)*\})")
-_ANY_SEGMENT = "[^{}/]+"
-_ORIGIN = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://[^/?#]*")
-_AFTER_PATH = re.compile(r"[?#]")
-_ESCAPES = re.compile(r"(?:%[0-9a-fA-F]{2})+")
-_KEPT_ESCAPED = {"/": "%2F", "%": "%25"}
+ANY_VERB: Final = "*"
+_VARIABLE: Final = re.compile(r"\{([_a-zA-Z][_a-zA-Z0-9]*)(?::(.+))?\}", re.DOTALL)
+_VARIABLES: Final = re.compile(r"(\{[_a-zA-Z][^{}]*(?:\{[^{}]*\}[^{}]*)*\})")
+_ANY_SEGMENT: Final = "[^{}/]+"
+_ORIGIN: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://[^/?#]*")
+_AFTER_PATH: Final = re.compile(r"[?#]")
+_ESCAPES: Final = re.compile(r"(?:%[0-9a-fA-F]{2})+")
+_KEPT_ESCAPED: Final = {"/": "%2F", "%": "%25"}
 """Escapes that stay: a variable may contain these characters, and they separate nothing."""
 
 
@@ -48,6 +51,7 @@ class Found:
     variables: Mapping[str, str]
 
 
+@mypyc_attr(native_class=False)
 class Refused(Exception):
     """No row matches; `answer` is the response."""
 
@@ -131,8 +135,9 @@ def _decoded(escapes: re.Match[str]) -> str:
     parts: list[str] = []
     at = 0
     for character in raw.decode("utf-8", "surrogateescape"):
-        size = 1 if "\udc80" <= character <= "\udcff" else len(character.encode())
-        if "\udc80" <= character <= "\udcff":
+        is_raw = 0xDC80 <= ord(character) <= 0xDCFF  # A byte that is not UTF-8.
+        size = 1 if is_raw else len(character.encode())
+        if is_raw:
             parts.append(escapes[0][3 * at : 3 * (at + size)])
         else:
             parts.append(_KEPT_ESCAPED.get(character, character))
@@ -146,14 +151,15 @@ def _completely(value: str) -> str:
 
 # --- pages of other origins ---
 
-CHECKED = {Operation.INFER, *ADMINISTRATION}
+CHECKED: Final = {Operation.INFER, *ADMINISTRATION}
 """Operations that pages of other origins may not use. They cannot read the responses of the others."""
-SAFE_VERBS = ("GET", "HEAD")
-BROWSER = "Mozilla/"
+SAFE_VERBS: Final = ("GET", "HEAD")
+BROWSER: Final = "Mozilla/"
 """Prefix of every browser's User-Agent."""
-PREFLIGHT_SECONDS = "600"
+PREFLIGHT_SECONDS: Final = "600"
 """Time for which a browser may cache the result of a preflight request."""
-MAX_HOSTS, MAX_HOST = 256, 256
+MAX_HOSTS: Final = 256
+MAX_HOST: Final = 256
 """Limits on the Host headers whose check is cached, and on their length; also on that in errors."""
 
 

@@ -10,7 +10,8 @@ from contextlib import suppress
 
 from triglot.config.options import Config
 from triglot.transports.listening import Idle, IdleConnection, Listener, bind, listen_on, max_sockets
-from triglot.transports.rest.calls import CLEAN_UP_SECONDS, HttpCalls
+from triglot.transports.rest.calls import HttpCalls
+from triglot.transports.rest.coroutines import CLEAN_UP_SECONDS
 from triglot.transports.tls import Tls
 
 RETIRE_SECONDS = 0.05
