@@ -136,6 +136,7 @@ REFUSING: dict[str, list[Asked]] = {
     ],
     **dict(
         [
+            backend("catboost", model_file("model.cbm")),
             backend("lightgbm", model_file("model.txt")),
             backend("mlserver", model_file("model-settings.json", "{}")),
             backend("onnx", model_file("model.onnx")),

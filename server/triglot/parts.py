@@ -19,6 +19,7 @@ PARTS: Final[Mapping[str, Mapping[str, str]]] = {
         "openapi": "triglot.protocols.openapi.protocol:openapi",
     },
     "backend": {
+        "catboost": "triglot.backends.catboost:load",
         "ensemble": "triglot.backends.ensemble:load",
         "lightgbm": "triglot.backends.lightgbm:load",
         "mlserver": "triglot.backends.mlserver:load",
@@ -66,6 +67,7 @@ PYTHON_CLASSES: Final = ("kserve_model", "triton_python")
 BACKENDS: Final = tuple(name for name in PARTS["backend"] if name not in PYTHON_CLASSES)
 """Backends that a model's file or configuration names."""
 EXTRAS: Final = {
+    "catboost": "catboost",
     "flask": "grps",
     "huggingface_hub": "hub",
     "joblib": "sklearn",

@@ -165,9 +165,12 @@ def test_nothing_that_is_tried_is_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("found", "text"),
     [
-        ({"a": 1}, "expected a model of scikit-learn, XGBoost or LightGBM, found builtins.dict"),
-        (np.ones(3), "expected a model of scikit-learn, XGBoost or LightGBM, found numpy.ndarray"),
-        (LogisticRegression, "expected a model of scikit-learn, XGBoost or LightGBM, found builtins.type"),
+        ({"a": 1}, "expected a model of scikit-learn, XGBoost, LightGBM or CatBoost, found builtins.dict"),
+        (np.ones(3), "expected a model of scikit-learn, XGBoost, LightGBM or CatBoost, found numpy.ndarray"),
+        (
+            LogisticRegression,
+            "expected a model of scikit-learn, XGBoost, LightGBM or CatBoost, found builtins.type",
+        ),
         (DBSCAN().fit(X), "DBSCAN has none of predict, predict_proba, transform"),
         (
             TfidfVectorizer().fit(["a text"]),

@@ -49,6 +49,7 @@ OTHER_LIBRARIES = {
     "tensorflow_serving": "tensorflow",
     "torch": "torch",
     "sklearn": "ml",
+    "catboost": "ml",
     "lightgbm": "ml",
     "xgboost": "ml",
     "joblib": "ml",

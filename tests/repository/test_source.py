@@ -14,7 +14,8 @@ from triglot.repository.scan.source import ModelFiles, NamedPath, Root, find_mod
 
 NAMES = (
     "predictor.toml, model.py, model.onnx, saved_model.pb, saved_model.pbtxt, model.pt2, model.pt, model.joblib, "
-    "model.pkl, model.pickle, model.bst, model.ubj, model.json, model.txt, model.lgb, model-settings.json"
+    "model.pkl, model.pickle, model.bst, model.ubj, model.json, model.txt, model.lgb, model.cbm, "
+    "model-settings.json"
 )
 FILES = f"{{{NAMES}}}"
 
@@ -229,7 +230,7 @@ def test_a_file_that_is_no_model(tmp_path: Path) -> None:
     put(tmp_path / "notes.txt")
     assert error_of(tmp_path / "notes.txt") == (
         f"{tmp_path / 'notes.txt'}: expected a folder, one of {NAMES}, or NAME with one of .py, .onnx, .pt2, .pt, "
-        ".joblib, .pkl, .pickle, .bst, .ubj, .lgb"
+        ".joblib, .pkl, .pickle, .bst, .ubj, .lgb, .cbm"
     )
 
 

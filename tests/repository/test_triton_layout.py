@@ -120,7 +120,7 @@ def test_a_file_that_is_named_for_no_backend(tmp_path: Path) -> None:
     assert problem(find_models([tmp_path / "m"])) == (
         f"{tmp_path / 'm' / 'config.pbtxt'}: backend: expected the backend of 'weights.bin', got none; "
         f"known backends: "
-        "predictor, python, onnx, tensorflow, torch, sklearn, xgboost, lightgbm, mlserver"
+        "predictor, python, onnx, tensorflow, torch, sklearn, xgboost, lightgbm, catboost, mlserver"
     )
 
 

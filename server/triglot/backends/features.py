@@ -370,7 +370,8 @@ def categorical_positions(booster: Any) -> list[int]:
     found = _CATEGORICAL.search(booster.model_to_string(num_iteration=1))
     listed = found[1].removeprefix("name:").split(",") if found and found[1] else []
     names = booster.feature_name()
-    return sorted(names.index(one) if found and found[1].startswith("name:") else int(one) for one in listed)
+    by_name = found is not None and found[1].startswith("name:")
+    return sorted(names.index(column) if by_name else int(column) for column in listed)
 
 
 def _column_values(transformer: Any) -> list[Any]:

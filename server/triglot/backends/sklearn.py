@@ -1,4 +1,4 @@
-"""Pickled models of scikit-learn, XGBoost and LightGBM: `model.joblib` and `model.pkl`.
+"""Pickled models of scikit-learn, XGBoost, LightGBM and CatBoost: `model.joblib` and `model.pkl`.
 
 Unpickling runs arbitrary code from the file, so files come from the configured repositories only.
 
@@ -77,6 +77,10 @@ def _model(file: Path, found: Any, config: ModelConfig) -> Model:
         from triglot.backends.boosters import lightgbm  # noqa: PLC0415 - it imports lightgbm.
 
         return lightgbm.LightgbmModel(file, found, config)
+    if "catboost.core.CatBoost" in names:
+        from triglot.backends.boosters import catboost  # noqa: PLC0415 - it imports catboost.
+
+        return catboost.CatboostModel(file, found)
     if "xgboost.sklearn.XGBModel" in names:
         # These classes need no feature names; only linear models require them.
         plain = numbers("FP32", found.n_features_in_, getattr(found, "feature_names_in_", None))
@@ -84,7 +88,7 @@ def _model(file: Path, found: Any, config: ModelConfig) -> Model:
     if any("sklearn" in kind.__module__ for kind in family):
         return EstimatorModel(file, found, layouts(file, found, "FP64"))
     raise ModelLoadError(
-        f"{file}: expected a model of scikit-learn, XGBoost or LightGBM, found "
+        f"{file}: expected a model of scikit-learn, XGBoost, LightGBM or CatBoost, found "
         f"{type(found).__module__}.{type(found).__qualname__}"
     )
 
@@ -93,7 +97,7 @@ def _unpickle(file: Path) -> Any:
     try:
         return joblib.load(file)
     except ModuleNotFoundError as error:
-        if error.name in ("lightgbm", "xgboost"):
+        if error.name in ("catboost", "lightgbm", "xgboost"):
             raise missing_dependency(file, "the pickled object", error) from error
         # Not `missing_dependency`: it may be a module of the author's, and another project's name on the index.
         raise ModelLoadError(

@@ -44,7 +44,7 @@ from triglot.protocols.tfserving.routes import status_of
 from triglot.scheduling.servable import Servable
 
 PROJECT_MODEL = "/v1/projects/{project:[^/:]+}/models/{model:[^/:]+}"
-BARE_PLATFORMS = ("lightgbm", "sklearn", "xgboost")
+BARE_PLATFORMS = ("catboost", "lightgbm", "sklearn", "xgboost")
 """AI Platform answers for these with bare values, whatever the form of their instances (tfs 7.3)."""
 EVERY_MODEL = "*"
 HTTP = "http"

@@ -26,6 +26,7 @@ BACKEND_OF_FILE = {
     "model.json": "xgboost",
     "model.txt": "lightgbm",
     "model.lgb": "lightgbm",
+    "model.cbm": "catboost",
     "model-settings.json": "mlserver",
 }
 """Files that make a folder a model, by precedence. A pickle may hold a model of several libraries; its backend
