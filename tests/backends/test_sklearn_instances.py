@@ -87,6 +87,9 @@ TRAINED: dict[str, Any] = {
     "texts": make_pipeline(TfidfVectorizer(), LogisticRegression()).fit(["good", "bad"] * 20, LABELS),
     "numbers": HistGradientBoostingClassifier(max_iter=3).fit(NUMBERS, LABELS),
     "named-numbers": LogisticRegression().fit(pd.DataFrame(NUMBERS, columns=["a b", "c", "d"]), LABELS),
+    "dropping-numbers": make_pipeline(
+        ColumnTransformer([("numbers", StandardScaler(), ["a b", "c"])]), LogisticRegression()
+    ).fit(pd.DataFrame(NUMBERS, columns=["a b", "c", "d"]), LABELS),
     "pickled": xgboost.XGBClassifier(n_estimators=3, n_jobs=1).fit(NUMBERS, LABELS),
     "booster": xgboost.train({"nthread": 1}, xgboost.DMatrix(NUMBERS, LABELS), 3),
 }
@@ -160,6 +163,11 @@ INSTANCES: dict[str, tuple[str, list[Any], Any]] = {
     "null among numbers": ("numbers", [[None, 1, 2], [3, None, None]], [[NAN, 1, 2], [3, NAN, NAN]]),
     "true among numbers": ("numbers", [[True, 1, False]], [[1, 1, 0]]),
     "numbers by name": ("named-numbers", [{"d": 1, "a b": 30, "c": 2}], [[30, 2, 1]]),
+    "texts in columns that are not used": (
+        "dropping-numbers",
+        [{"d": "7", "id": "8", "a b": 30, "c": 2}],
+        [[30, 2, 1]],
+    ),
     # KServe V1 takes each for a table.
     "columns of lists": ("named-numbers", [{"a b": [30, 20], "c": [2, 1], "d": [1, 1]}], [[30, 2, 1], [20, 1, 1]]),
     "columns by row": ("named-numbers", [{"a b": {"0": 30}, "c": {"0": 2}, "d": {"0": 1}}], [[30, 2, 1]]),
@@ -207,7 +215,8 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
     "an object for a number": ("names", [[{"years": 3}, "b", "y"]], "must be a string or a real number"),
     "an unknown position": ("positions", [{"x0": 1, "x1": "a", "x2": "x", "x3": 2}], "unexpected input 'x3'"),
     "an unencoded text": ("encoded-flags", [{"ok": True, "job": "q"}], "Found unknown categories ['q']"),
-    "text for a booster": ("booster", [["a", 1, 2]], "could not convert string to float: 'a'"),
+    "text for a booster": ("booster", [["a", 1, 2]], "column 'x0': expected numbers, got 'a'"),
+    "an object for one of all numbers": ("named-numbers", [[{"n": 1}, 1, 2]], "expected numbers, got {'n': 1}"),
     "null for a model that refuses it": ("named-numbers", [[None, 1, 2]], "Input X contains NaN"),
 }
 

@@ -139,8 +139,8 @@ def test_values_that_xgboost_refuses(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("shape", "text"),
     [
-        ((1, 2), "Exception during xgboost prediction: Feature shape mismatch, expected: 3, got 2"),
-        ((1, 4), "Exception during xgboost prediction: Feature shape mismatch, expected: 3, got 4"),
+        ((1, 2), "Could not initialize DMatrix from inputs: expected a matrix [-1,3], got [1,2]"),
+        ((1, 4), "Could not initialize DMatrix from inputs: expected a matrix [-1,3], got [1,4]"),
         ((1, 1, 3), "Could not initialize DMatrix from inputs: "),
         ((3,), "Could not initialize DMatrix from inputs: "),
         ((), "Could not initialize DMatrix from inputs: "),

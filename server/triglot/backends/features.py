@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from triglot.backends import missing_dependency
-from triglot.backends.columns import INPUT, Inputs, parsed, records
+from triglot.backends.columns import INPUT, Inputs, exact, json_array, parsed, records
 from triglot.core.tensor import DATATYPES, Array, object_array
 from triglot.core.types import TensorSpec
 from triglot.model.signature import INSTANCES
@@ -60,6 +60,7 @@ class Layout:
 
     All features of one kind are one tensor `x`, others have one tensor each. Whichever is declared, a call may
     send the matrix `x`, the columns by name, or `instances`: the JSON of each row, a list of values or an object.
+    If all are numbers, those of other types become `number`, see `exact`.
     """
 
     def __init__(
@@ -76,10 +77,13 @@ class Layout:
         self._row = dict(zip(self._names, row, strict=True))
         self._used = {name: value for name, value in self._row.items() if value is not UNUSED}
         datatypes = {name: _datatype(value, number) for name, value in self._used.items()}
+        self._dtype: np.dtype[Any] | None = None
         plain = not any(map(_is_special, self._used.values()))
         kinds = set(datatypes.values())
         if plain and len(kinds) == 1 and (len(self._used) == len(row) or kinds == {number}):
             (datatype,) = kinds
+            if datatype == number and missing is not None:
+                self._dtype = DATATYPES[number].dtype
             self.specs = [TensorSpec(INPUT, datatype, [-1, len(row)])]
             values = [0.0 if value is UNUSED else value for value in row]
             self.example = {INPUT: _tensor(values, datatype)[np.newaxis]}
@@ -91,26 +95,37 @@ class Layout:
         """Return the table of a call's inputs. Raise `ValueError` and `InvalidArgument`."""
         if INSTANCES in inputs and INSTANCES not in self._row:
             return self._of_instances(records(parsed(inputs[INSTANCES])))
-        arrays = {name: _own(array) for name, array in inputs.items()}
+        alone = len(inputs) == 1
+        arrays = {name: self._taken(name, array, alone) for name, array in inputs.items()}
         if len(arrays) == 1:
             ((name, array),) = arrays.items()
             if name not in self._row or (array.ndim > 1 and array.shape[1:] != (1,)):
                 return array if self._frame is None else self._frame(array, columns=self._names)
         return self._of_columns({name: _column(array) for name, array in arrays.items()})
 
+    def _taken(self, name: str, array: Array, alone: bool) -> Array:
+        """Return an input as the estimator takes it, in memory of its own. Raise `ValueError`."""
+        if self._dtype is None or array.dtype == self._dtype:
+            return _own(array)
+        # Columns that the estimator does not use may hold anything.
+        is_used = name in self._used or (alone and name not in self._row)
+        return exact(array, self._dtype) if is_used else _own(array)
+
     def _of_instances(self, rows: list[Any]) -> Any:
         if all(isinstance(row, dict) for row in rows):
             keys = dict.fromkeys(key for row in rows for key in row)
-            return self._of_columns({key: self._values([row.get(key) for row in rows]) for key in keys})
+            return self._of_columns({key: self._values(key, [row.get(key) for row in rows]) for key in keys})
         if all(isinstance(row, list) and len(row) == len(self._names) for row in rows):
             columns = zip(self._names, zip(*rows, strict=True), strict=True)
-            return self._of_columns({name: self._values(column) for name, column in columns})
+            return self._of_columns({name: self._values(name, column) for name, column in columns})
         try:
             return np.array(rows)  # The estimator says what is wrong.
         except ValueError:
             raise ValueError(f"expected objects, or lists of {len(self._names)} values, got others") from None
 
-    def _values(self, values: Sequence[Any]) -> Array:
+    def _values(self, name: str, values: Sequence[Any]) -> Array:
+        if self._dtype is not None and name in self._used:
+            return exact(json_array(values), self._dtype)
         return _json_array([self._missing if value is None else value for value in values])
 
     def _of_columns(self, columns: Inputs) -> Any:

@@ -10,8 +10,7 @@ import numpy as np
 import xgboost
 
 from triglot.backends import error_text
-from triglot.backends.columns import INPUT
-from triglot.backends.features import numbers
+from triglot.backends.columns import INPUT, Columns
 from triglot.backends.pickles import content_of
 from triglot.core.errors import InvalidArgument, ModelLoadError
 from triglot.core.tensor import Array
@@ -64,38 +63,31 @@ class BoosterModel(Model):
 
     def __init__(self, booster: xgboost.Booster) -> None:
         self._booster = booster
-        self._layout = numbers("FP32", booster.num_features(), booster.feature_names)
-        self.inputs = self._layout.specs
+        names = booster.feature_names or [f"{INPUT}{at}" for at in range(booster.num_features())]
+        self._columns = Columns(names, "FP32")
+        self.inputs = self._columns.specs
         row = np.full((1, booster.num_features()), np.nan, np.float32)
         self.outputs = [TensorSpec("predict", "FP32", [-1, *self._predict(row).shape[1:]])]
 
     def infer(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Predicts. Raise `InvalidArgument` for values that XGBoost rejects, with its text (tfs 7.3)."""
         try:
-            table = inputs[INPUT] if INPUT in inputs else self._layout.table(inputs)
-        except (TypeError, ValueError) as error:
-            raise InvalidArgument(f"Could not initialize DMatrix from inputs: {error}") from error
-        return {"predict": self._predict(table)}
+            matrix = self._columns.matrix(inputs)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"Could not initialize DMatrix from inputs: {error.message}") from error
+        return {"predict": self._predict(matrix)}
 
     def _predict(self, x: Array) -> Array:
         try:
             matrix = xgboost.DMatrix(
-                np.require(x, requirements="A"),
+                x,
                 feature_names=self._booster.feature_names,
                 feature_types=self._booster.feature_types,
             )
         except (TypeError, ValueError) as error:
             raise InvalidArgument(f"Could not initialize DMatrix from inputs: {error_text(error)}") from error
         try:
-            self._check_width(matrix)
             result: Array = self._booster.predict(matrix)
         except ValueError as error:
             raise InvalidArgument(f"Exception during xgboost prediction: {error_text(error)}") from error
         return result
-
-    def _check_width(self, matrix: xgboost.DMatrix) -> None:
-        # Without feature names, XGBoost accepts rows that are too short, with the rest as missing values.
-        if matrix.num_col() != self._booster.num_features():
-            raise ValueError(
-                f"Feature shape mismatch, expected: {self._booster.num_features()}, got {matrix.num_col()}"
-            )

@@ -109,9 +109,9 @@ class _Binding:
         return [self._declared(tensor, spec.name, spec) for tensor, spec in zip(tensors, specs, strict=False)]
 
     def _declared(self, tensor: GrpsTensor, name: str, spec: TensorSpec | None) -> InputTensor:
-        """Return the tensor as its input; a tensor with an unknown name is left unchanged."""
+        """Return the tensor as its input, unchanged if its name is unknown or the model takes any inputs."""
         given = input_tensor(tensor, name)
-        if spec is None or given.datatype == spec.datatype:
+        if spec is None or given.datatype == spec.datatype or self._signature.any_inputs:
             return given
         wanted = DTYPES.get(spec.datatype)
         if wanted is not None:

@@ -303,24 +303,47 @@ def decode_predict(
     try:
         return read_body(body, None, lambda members: _read(members, signature_of, columns), limits, TFSERVING)
     except InvalidArgument:
-        request = _read_as_json(body, signature_of, limits)
+        request = _read_as_json(body, signature_of, limits, columns)
         if request is None:
             raise
         return request
 
 
-def _read_as_json(body: bytes, signature_of: Callable[[str], Signature], limits: JsonLimits) -> PredictBody | None:
+def _read_as_json(
+    body: bytes, signature_of: Callable[[str], Signature], limits: JsonLimits, columnar: bool
+) -> PredictBody | None:
     """Return the request with the JSON of each instance, for a model that takes any inputs; None for others."""
     try:
         values = read_object(body, limits)
-        instances, name = instances_of(values), values.get(SIGNATURE_NAME) or ""
-        if not instances or not isinstance(name, str) or values.get("inputs") is not None:
+        columns, name = values.get("inputs"), values.get(SIGNATURE_NAME) or ""
+        if not isinstance(name, str) or not signature_of(name).any_inputs:
             return None
-        if not signature_of(name).any_inputs:
-            return None
+        if columns is not None:
+            rows = _rows_of(columns) if columnar and "instances" not in values else None
+            return None if rows is None else PredictBody(name, False, [instances_input(rows)])
+        instances = instances_of(values)
     except ServingError:
         return None
+    if not instances:
+        return None
     return PredictBody(name, True, [instances_input(instances)], isinstance(instances[0], dict))
+
+
+def _rows_of(columns: object) -> list[Any] | None:
+    """Return the instances of the columnar form: of one matrix of any name, or of columns by name."""
+    if not isinstance(columns, dict) or not columns:
+        return None
+    if not all(isinstance(column, list) and column for column in columns.values()):
+        return None
+    matrix: list[Any] = next(iter(columns.values()))
+    if len(columns) == 1 and isinstance(matrix[0], list):
+        return matrix
+    return [{name: [_of_one(value) for value in column] for name, column in columns.items()}]
+
+
+def _of_one(value: Any) -> Any:
+    """Return the only element of a list: a column may have a second dim of 1."""
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
 def _read(members: dict[str, Any], signature_of: Callable[[str], Signature], columns: bool) -> PredictBody:
