@@ -284,7 +284,16 @@ def test_pickled_booster_that_was_stopped_early(tmp_path: Path) -> None:
     np.testing.assert_array_equal(infer(load_pickled(tmp_path, booster), x=X), booster.predict(X))
 
 
-# --- files that cannot be read ---
+# --- files ---
+
+
+def test_name_that_xgboost_has_too(tmp_path: Path) -> None:
+    """KServe and MLServer look for a `model.bst`."""
+    booster = trained()
+    booster.save_model(tmp_path / "model.bst")
+    model = backends.load("xgboost", tmp_path / "model.bst")
+    assert model.platform == "lightgbm"
+    np.testing.assert_array_equal(infer(model, x=X), booster.predict(X))
 
 
 @pytest.mark.parametrize("content", ["", "tree\n", "not a model", "half", "cut", "short", "\r\n"])

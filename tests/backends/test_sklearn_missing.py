@@ -1,4 +1,4 @@
-"""The backends of scikit-learn and XGBoost where these are not installed, and their tests where they are."""
+"""The backends of scikit-learn and boosters without their libraries, and their tests with them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from triglot import backends
 from triglot.core.errors import MissingDependency
 
 FOLDER = Path(__file__).parent
-OWN = {*FOLDER.glob("test_sklearn*.py"), *FOLDER.glob("test_xgboost*.py")} - {Path(__file__)}
-FILES = sorted(OWN | {FOLDER / "test_freed_modules.py"})
+LIBRARIES = ("sklearn", "xgboost", "lightgbm", "catboost")
+OWN = {file for name in LIBRARIES for file in FOLDER.glob(f"test_{name}*.py")} - {Path(__file__)}
+FILES = sorted(OWN | {FOLDER / "test_any_input.py", FOLDER / "test_freed_modules.py"})
 
 without_libraries = pytest.mark.skipif(
     find_spec("sklearn") is not None, reason="this environment has the libraries"
@@ -24,7 +25,7 @@ without_libraries = pytest.mark.skipif(
 @without_libraries
 @pytest.mark.parametrize(
     ("backend", "module"),
-    [("sklearn", "joblib"), ("xgboost", "xgboost")],
+    [("sklearn", "joblib"), *((name, name) for name in LIBRARIES[1:])],
 )
 def test_the_error_says_what_to_install(tmp_path: Path, backend: str, module: str) -> None:
     for _ in range(2):

@@ -24,6 +24,8 @@ def load(backend: str, file: Path, config: ModelConfig = NO_CONFIG) -> Model:
     Raise `MissingDependency` if the backend's library is not installed, and `ModelLoadError` for any other
     failure.
     """
+    if backend == "xgboost" and _begins_as_lightgbm(file):
+        backend = "lightgbm"
     try:
         function: Callable[[Path, ModelConfig], Model] = parts.load("backend", backend)
     except parts.MissingPart as error:
@@ -38,6 +40,15 @@ def load(backend: str, file: Path, config: ModelConfig = NO_CONFIG) -> Model:
         raise
     except (Exception, SystemExit) as error:
         raise ModelLoadError(described(file, error)) from error
+
+
+def _begins_as_lightgbm(file: Path) -> bool:
+    """Whether a `model.bst` is LightGBM's: KServe and MLServer have that name for it, too."""
+    try:
+        with file.open("rb") as opened:
+            return opened.read(5) == b"tree\n"
+    except OSError:
+        return False  # The backend says what is wrong.
 
 
 def missing_dependency(file: Path, what: str, error: ModuleNotFoundError) -> MissingDependency:

@@ -95,20 +95,20 @@ class Layout:
         """Return the table of a call's inputs. Raise `ValueError` and `InvalidArgument`."""
         if INSTANCES in inputs and INSTANCES not in self._row:
             return self._of_instances(records(parsed(inputs[INSTANCES])))
-        alone = len(inputs) == 1
-        arrays = {name: self._taken(name, array, alone) for name, array in inputs.items()}
+        is_only = len(inputs) == 1
+        arrays = {name: self._taken(name, array, is_only) for name, array in inputs.items()}
         if len(arrays) == 1:
             ((name, array),) = arrays.items()
             if name not in self._row or (array.ndim > 1 and array.shape[1:] != (1,)):
                 return array if self._frame is None else self._frame(array, columns=self._names)
         return self._of_columns({name: _column(array) for name, array in arrays.items()})
 
-    def _taken(self, name: str, array: Array, alone: bool) -> Array:
+    def _taken(self, name: str, array: Array, is_only: bool) -> Array:
         """Return an input as the estimator takes it, in memory of its own. Raise `ValueError`."""
         if self._dtype is None or array.dtype == self._dtype:
             return _own(array)
         # Columns that the estimator does not use may hold anything.
-        is_used = name in self._used or (alone and name not in self._row)
+        is_used = name in self._used or (is_only and name not in self._row)
         return exact(array, self._dtype) if is_used else _own(array)
 
     def _of_instances(self, rows: list[Any]) -> Any:
