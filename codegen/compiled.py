@@ -75,7 +75,11 @@ def build(folder: Path) -> list[Path]:
     os.chdir(folder)
     options = ["--config-file", "mypy.ini", "--cache-dir", str(ROOT / ".mypy_cache" / "compiled")]
     extensions = mypycify(
-        [*options, *module_files()], opt_level=OPTIMISATION, multi_file=True, group_name="triglot"
+        [*options, *module_files()],
+        opt_level=OPTIMISATION,
+        debug_level="0",
+        multi_file=True,
+        group_name="triglot",
     )
     command = Parallel(Distribution({"name": "triglot", "ext_modules": extensions}))
     command.inplace = True

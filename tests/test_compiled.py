@@ -38,6 +38,8 @@ def violations(tree: ast.Module) -> Iterator[str]:
             decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
             if any(base.endswith(EXCEPTIONS) for base in bases) and NOT_NATIVE not in decorators:
                 yield f"{node.lineno}: an exception without {NOT_NATIVE}: it has no __dict__"
+            if "ABC" in bases:
+                yield f"{node.lineno}: ABC: what ends a weak reference to such an object corrupts memory"
             if any(base.startswith("Protocol") for base in bases):
                 yield f"{node.lineno}: a Protocol: its attributes are looked up by name"
             if any(base.startswith("Generic[") for base in bases) and any(
@@ -77,5 +79,7 @@ class Box(Generic[T]):
 class Runner:
     async def run(self): self._thread = 1
 class Wrong(ValueError): ...
+class Base(ABC): ...
 """
-    assert [line.partition(":")[0] for line in violations(ast.parse(source))] == ["6", "8", "12", "11", "11", "4"]
+    lines = [line.partition(":")[0] for line in violations(ast.parse(source))]
+    assert lines == ["6", "8", "12", "13", "11", "11", "4"]

@@ -20,8 +20,9 @@ from triglot.core.errors import ModelLoadError
 from triglot.core.operation import EVERYTHING, Authorizer
 from triglot.core.statistics import DEFAULT_BUCKETS, Latencies
 from triglot.dataplane.control import Bound, Control
-from triglot.dataplane.dataplane import DataPlane, RequestRecorder
+from triglot.dataplane.dataplane import DataPlane
 from triglot.dataplane.model_calls import ModelCalls
+from triglot.dataplane.request_path import RequestRecorder
 from triglot.model.config import Recording
 from triglot.model.signature import ModelMetadata
 from triglot.platform.cgroups import memory_bound
@@ -42,8 +43,9 @@ from triglot.repository.manager.summary import VersionSummary, table
 from triglot.repository.manager.warm_up import WARM_UP_FILE, warm_up
 from triglot.repository.scan.source import ModelFiles, NamedPath
 from triglot.repository.storage.storage import Storage
+from triglot.scheduling.loaded_version import Admission, Limits
 from triglot.scheduling.response_cache import ResponseCache
-from triglot.scheduling.servable import Admission, Limits, Servable
+from triglot.scheduling.servable import Servable
 from triglot.telemetry.calls import Observer
 from triglot.telemetry.log_settings import LogSettings
 from triglot.telemetry.store import Telemetry

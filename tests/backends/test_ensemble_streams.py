@@ -19,7 +19,7 @@ from triglot.core.call import Call
 from triglot.core.errors import Code, ServingError
 from triglot.core.operation import EVERYTHING
 from triglot.core.types import InferenceRequest, InputTensor
-from triglot.dataplane.dataplane import Decoupled
+from triglot.dataplane.request_path import Decoupled
 from triglot.model.ensemble import MAX_RUNS
 from waiting import until
 

@@ -18,7 +18,7 @@ from triglot.core.call import Call
 from triglot.core.errors import Code, QueueFull, Unavailable
 from triglot.executors.thread import ThreadExecutor
 from triglot.executors.work import Explain, Function, explained
-from triglot.scheduling.servable import Queue
+from triglot.scheduling.loaded_version import Queue
 
 SECONDS = 30.0
 

@@ -19,7 +19,7 @@ from stream_requests import Inputs, asking, sending, value, y
 
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve.stream import StreamLimits
-from triglot.scheduling.servable import Limits
+from triglot.scheduling.loaded_version import Limits
 from waiting import until
 
 MANY = 300

@@ -15,7 +15,8 @@ from scripted_models import Counting, Inputs, Plain, Scripted, number, servable
 from direct_work import direct_infer, direct_stream
 from triglot import Call
 from triglot.core.errors import Code, DeadlineExceeded, QueueFull
-from triglot.scheduling.servable import Admission, Gate, Limits, Servable
+from triglot.scheduling.loaded_version import Admission, Gate, Limits
+from triglot.scheduling.servable import Servable
 
 SIZES = st.integers(1, 20)
 STEPS = st.lists(st.tuples(st.integers(0, 1), st.one_of(SIZES, st.none())), max_size=60)

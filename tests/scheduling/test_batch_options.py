@@ -19,6 +19,7 @@ from triglot.core.errors import Internal, Unavailable
 from triglot.core.request_scheduling import Scheduling
 from triglot.model.scheduling import DynamicBatching, QueuePolicy
 from triglot.scheduling.batch_keys import MAX_PADDED_BYTES
+from triglot.version import build
 
 OWN_TIMEOUTS = QueuePolicy(timeout=FOREVER, allow_timeout_override=True)
 
@@ -342,7 +343,7 @@ async def test_a_model_that_joins_nothing_pays_nothing() -> None:
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
-    assert {"servable.py", "work.py", "thread.py"} <= entered
+    assert build() == "compiled" or {"loaded_version.py", "work.py", "thread.py"} <= entered
     ours = ("batch", "batch_schedule", "batcher", "forming", "waiting", "kinds", "joining", "buffers")
     assert not entered & {f"{name}.py" for name in ours}
     await site.servable.close()

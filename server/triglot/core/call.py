@@ -13,6 +13,7 @@ from heapq import heapify, heappop, heappush
 from time import monotonic
 from typing import Any, Final, Literal
 
+from triglot.core.compiling import mypyc_attr
 from triglot.core.errors import Code, DeadlineExceeded
 from triglot.core.operation import EVERYTHING, Operation, Permission
 from triglot.core.request_scheduling import PLAIN, own_parameters
@@ -79,6 +80,7 @@ def no_models(_: Call, __: object) -> Any:
     raise RuntimeError("cannot call other models: this call does not run in a server")
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Call(CallTimes):
     """The context of one request: what its model may read, and what telemetry records.
 

@@ -8,7 +8,7 @@ as running a small model.
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +26,7 @@ class CallCancelled(Cancelled):
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Sink(ABC):
+class Sink:
     """Where responses go. `end` is called once, after the last `send`; maybe before the work's start returns."""
 
     __slots__ = ()
@@ -54,7 +54,7 @@ class Sink(ABC):
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Running(ABC):
+class Running:
     """Work that was started with a `Sink`.
 
     `task` runs its code on the event loop, if any. `over`: it has ended.
@@ -74,7 +74,7 @@ class Running(ABC):
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Requests(ABC):
+class Requests:
     """The requests of a bidirectional stream that have arrived. On the event loop."""
 
     __slots__ = ()
@@ -101,7 +101,7 @@ class Conversation(Running):
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Watcher(ABC):
+class Watcher:
     """Observes the responses of one request: its trace, its record."""
 
     __slots__ = ()

@@ -13,8 +13,9 @@ from typing import Any, Protocol
 from triglot.core.call import BatchCall, Call
 from triglot.core.current_calls import RunningFor
 from triglot.core.errors import Cancelled, Internal, ServingError, own_copy
+from triglot.executors.executor import Runnable
 from triglot.executors.joining import join, rows_of, split
-from triglot.executors.work import Explain, Function, Runnable, Work
+from triglot.executors.work import Explain, Function, Work
 
 log = logging.getLogger(__name__)
 

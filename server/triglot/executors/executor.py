@@ -1,4 +1,4 @@
-"""Interface of executors, which run a model's work and deliver its outcome on the event loop."""
+"""Interfaces of what runs a model's work and delivers its outcome on the event loop, and of the work."""
 
 from __future__ import annotations
 
@@ -6,7 +6,19 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from triglot.core.running import Defer
-from triglot.executors.work import Function
+from triglot.executors.work import Explain, Function
+
+
+class Runnable(Protocol):
+    """What an instance runs: the `Work` of one request, or of several together."""
+
+    __slots__ = ()
+
+    def run(self, function: Function, explain: Explain, /) -> None:
+        """Run the model's `function`; `explain` maps its errors. On the instance's thread. Raise nothing."""
+
+    def deliver(self) -> None:
+        """Report the outcome. On the event loop, after `run`."""
 
 
 class Executor(Protocol):

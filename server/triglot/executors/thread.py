@@ -21,8 +21,9 @@ from typing import Any, Final, Generic, TypeVar
 
 from triglot.core.errors import Unavailable, queue_full
 from triglot.core.running import Defer
+from triglot.executors.executor import Runnable
 from triglot.executors.instances import errors_of, when_all_left
-from triglot.executors.work import Explain, Function, Runnable
+from triglot.executors.work import Explain, Function
 
 T = TypeVar("T")
 

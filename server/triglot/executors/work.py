@@ -1,4 +1,4 @@
-"""`Runnable`, the interface of what instances run, and `Work`, one request to a model.
+"""`Work`, one request to a model.
 
 Strategy: a request has one `Work` from its admission to its last response, whether it has one response or many,
 and whether its model runs on a thread, on the event loop or in a batch. Threads only set what `run` and its like
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sized
 from contextlib import closing, suppress
@@ -18,7 +18,7 @@ from time import perf_counter
 from typing import Any, Final, TypeVar
 
 from triglot.core.call import Call
-from triglot.core.compiling import mypyc_attr, trait
+from triglot.core.compiling import mypyc_attr
 from triglot.core.current_calls import CURRENT_CALLS, RunningFor
 from triglot.core.errors import (
     Cancelled,
@@ -107,22 +107,6 @@ def _without_call(infer: Callable[[Inputs], Any]) -> Callable[[Inputs, Call], An
     return lambda inputs, _: infer(inputs)
 
 
-@trait
-@mypyc_attr(allow_interpreted_subclasses=True)
-class Runnable(ABC):
-    """What an instance runs: the work of one request, or of several together."""
-
-    __slots__ = ()
-
-    @abstractmethod
-    def run(self, function: Function, explain: Explain) -> None:
-        """Run the model's `function`; `explain` maps its errors. On the instance's thread. Raise nothing."""
-
-    @abstractmethod
-    def deliver(self) -> None:
-        """Report the outcome. On the event loop, after `run`."""
-
-
 def reason_to_skip(call: Call) -> ServingError | None:
     """Return the error of a call that was cancelled or expired while it was queued; None for any other call."""
     if not call.cancelled:
@@ -146,7 +130,7 @@ def explained(what: str, error: BaseException) -> ServingError:
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class WorkOwner(ABC):
+class WorkOwner:
     """The version of a model that runs work. On the event loop."""
 
     __slots__ = ()
@@ -161,7 +145,7 @@ class WorkOwner(ABC):
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Receiver(ABC):
+class Receiver:
     """Takes what a model returns for work, and passes it on to the work's sink. On the event loop."""
 
     __slots__ = ()
@@ -245,7 +229,7 @@ class ResponseTimes:
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Work(Running, Runnable):
+class Work(Running):
     """One request to a model, as its executor, its servable and the data plane see it.
 
     For its executor: `inputs` and `call`; `result` is the model's one answer (`NOTHING`: none) or `failure` its
@@ -563,7 +547,7 @@ class Work(Running, Runnable):
         self.drop()
 
 
-class InstanceRun(Runnable):
+class InstanceRun:
     """One of a set of runs of a hook, of which each instance runs exactly one.
 
     Strategy: a thread that has taken one waits until all are taken, so none takes two. `together` is the barrier

@@ -16,6 +16,7 @@ from triglot.core.compiling import mypyc_attr
 from triglot.core.errors import Internal, InvalidArgument
 from triglot.core.tensor import (
     DATATYPES,
+    LONG_BYTES,
     Array,
     BytesFramingError,
     array_over,
@@ -381,3 +382,8 @@ def _check_datatype(spec: TensorSpec, array: Array, model: str) -> None:
         raise Internal(
             f"model '{model}' returned output '{spec.name}' as {datatype}, its signature says {spec.datatype}"
         )
+
+
+def takes_long(request: InferenceRequest) -> bool:
+    """Return whether the inputs have too many bytes to bind BYTES elements, one by one, on the event loop."""
+    return sum([len(tensor.data) for tensor in request.inputs]) > LONG_BYTES

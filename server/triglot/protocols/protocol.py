@@ -11,7 +11,7 @@ from triglot.protocols.api_operation import Schema
 from triglot.protocols.json.dialect import JsonLimits
 from triglot.protocols.kserve.regions import Regions
 from triglot.protocols.rows import Route, Service
-from triglot.scheduling.servable import UNLIMITED, Limits
+from triglot.scheduling.loaded_version import UNLIMITED, Limits
 from triglot.telemetry.log_settings import LogSettings
 from triglot.telemetry.store import Telemetry
 

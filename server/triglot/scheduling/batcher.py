@@ -15,9 +15,9 @@ from typing import Any
 from triglot.core.running import Defer
 from triglot.core.statistics import Reading
 from triglot.executors.batch import Batch, Joining
-from triglot.executors.executor import Executor
+from triglot.executors.executor import Executor, Runnable
 from triglot.executors.hosted import HostedModel
-from triglot.executors.work import Explain, Function, Runnable, Work
+from triglot.executors.work import Explain, Function, Work
 from triglot.model.model import Model
 from triglot.scheduling.batch_queue import BatchQueue, NextWork, expired
 from triglot.scheduling.forming import Wait, Waiting

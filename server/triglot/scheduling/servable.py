@@ -1,27 +1,14 @@
-"""A servable: one loaded version of a model, with its schedule, executors, limits and statistics.
-
-Strategy: everything here belongs to the event loop, so counting is an addition and needs no lock. A request counts
-with the bytes in which it arrived, since its tensors are views of them. Where nothing is held, any request is
-admitted: a limit smaller than one request would otherwise never let it through.
-"""
+"""`Servable`: a loaded version of a model, with its schedule and executors, from its load to its unload."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import logging
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import NoReturn, Self
 
-from triglot.core.call import TimerWheel
-from triglot.core.errors import QueueFull, Unavailable, queue_full
-from triglot.core.response_buffer import MAX_UNREAD_BYTES, ResponseBuffer
-from triglot.core.running import Defer
-from triglot.core.statistics import Reading, Statistics
+from triglot.core.response_buffer import MAX_UNREAD_BYTES
+from triglot.core.statistics import Reading
 from triglot.executors.declarations import check_declarations, looks_at_call
 from triglot.executors.executor import Executor
 from triglot.executors.hosted import HostedModel, calls_per_instance
@@ -30,24 +17,13 @@ from triglot.executors.loop import LoopExecutor
 from triglot.executors.loop_guard import LoopGuard, guard_of, guarded_function, guarded_list
 from triglot.executors.thread import ThreadExecutor
 from triglot.executors.unloading import unload
-from triglot.executors.work import (
-    BEFORE_START,
-    Explain,
-    Function,
-    Hook,
-    Inputs,
-    ResponseTimes,
-    Work,
-    WorkOwner,
-    explained,
-)
+from triglot.executors.work import Explain, Function, Hook, Inputs
 from triglot.model.config import EXECUTIONS
-from triglot.model.ensemble import Ensemble
-from triglot.model.model import Model, is_async, is_decoupled, signatures_of
-from triglot.model.signature import default_of
+from triglot.model.model import Model, is_async, is_decoupled
 from triglot.scheduling.batcher import Batcher
+from triglot.scheduling.loaded_version import Admission, Gate, LoadedVersion, Queue, refusals
 from triglot.scheduling.readiness import Readiness
-from triglot.scheduling.response_cache import ModelCache, ResponseCache
+from triglot.scheduling.response_cache import ResponseCache
 from triglot.scheduling.schedule import Schedule
 from triglot.scheduling.sequences import SequenceSchedule
 
@@ -59,101 +35,6 @@ EXECUTORS: Mapping[str, Callable[..., Executor]] = dict.fromkeys(EXECUTIONS, Thr
 
 A model in processes is called by threads that wait for them.
 """
-
-
-# --- admission ---
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits on bytes of requests per model, and on the number and bytes of requests of all models.
-
-    0: unlimited.
-    """
-
-    model_bytes: int = 0
-    total_requests: int = 0
-    total_bytes: int = 0
-
-
-UNLIMITED = Limits()
-
-
-class Admission:
-    """The totals of all models, and the limits; each model version has a `Gate`."""
-
-    __slots__ = ("bytes", "limits", "requests")
-
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
-        self.requests = 0
-        self.bytes = 0
-
-
-class Gate:
-    """Counts what one model version holds. On the event loop; each `enter` is followed by one `leave`."""
-
-    __slots__ = ("_all", "_bytes", "_max_bytes", "_refused", "_requests")
-
-    def __init__(self, admission: Admission) -> None:
-        self._all = admission
-        self._max_bytes = admission.limits.model_bytes
-        self._requests = 0
-        self._bytes = 0
-        self._refused = {"max_queue_bytes": 0, "max_total_queue_size": 0, "max_total_queue_bytes": 0}
-
-    def enter(self, size: int) -> None:
-        """Admit a request of `size` bytes. Raise `QueueFull` when a limit would be exceeded."""
-        everything = self._all
-        limits = everything.limits
-        if self._requests and 0 < self._max_bytes < self._bytes + size:
-            self._refuse("max_queue_bytes", f"the model holds {_bytes(self._bytes, size, self._max_bytes)}")
-        if everything.requests:
-            if 0 < limits.total_requests <= everything.requests:
-                self._refuse(
-                    "max_total_queue_size", f"all models hold {everything.requests} requests, the most that"
-                )
-            if 0 < limits.total_bytes < everything.bytes + size:
-                text = f"all models hold {_bytes(everything.bytes, size, limits.total_bytes)}"
-                self._refuse("max_total_queue_bytes", text)
-        self._requests += 1
-        self._bytes += size
-        everything.requests += 1
-        everything.bytes += size
-
-    def leave(self, size: int) -> None:
-        """Release a request of `size` bytes."""
-        everything = self._all
-        self._requests -= 1
-        self._bytes -= size
-        everything.requests -= 1
-        everything.bytes -= size
-
-    def _refuse(self, option: str, text: str) -> NoReturn:
-        self._refused[option] += 1
-        raise queue_full(f"{text} {option} allows")
-
-    def readings(self) -> Iterator[Reading]:
-        """Yield the metrics: what is held, and rejected requests by limit."""
-        yield Reading("held_bytes", "Bytes of the model's queued and running requests.", self._bytes)
-        yield Reading("held_requests", "The model's queued and running requests.", self._requests)
-        for reason, count in self._refused.items():
-            yield refusals(reason, count)
-
-
-def _bytes(held: int, more: int, limit: int) -> str:
-    return f"{held} bytes of requests, {more} more would exceed the {limit} that"
-
-
-def refusals(reason: str, count: int) -> Reading:
-    """Return the metric of requests rejected because of a limit; `reason` is the option that sets the limit."""
-    return Reading(
-        "requests_refused",
-        "Rejected requests, by the limit they exceeded.",
-        count,
-        {"limit": reason},
-        counter=True,
-    )
 
 
 # --- executors and schedules ---
@@ -199,50 +80,11 @@ def schedule_for(
     return Queue(limit, executor, loop.call_soon)
 
 
-class Queue:
-    """A `Schedule`: first in, first out. Requests are held in the executor's own queue, `limit` of them at most.
-
-    `defer` runs a function later on the event loop: all requests of one turn of the loop are started together.
-    """
-
-    def __init__(self, limit: int, executor: Executor, defer: Defer) -> None:
-        self._limit = limit
-        self._executor = executor
-        self._defer = defer
-        self._closed = False
-
-    def __len__(self) -> int:
-        return len(self._executor)
-
-    def put(self, work: Work, defer: Defer | None = None) -> None:
-        """See `Schedule`. Raise `QueueFull`, and `Unavailable` once closed."""
-        if self._closed:
-            raise Unavailable("the model was unloaded")
-        self._executor.check_room(self._limit)
-        self._executor.start(work, defer or self._defer)
-
-    def discard(self, work: Work) -> bool:
-        """See `Schedule`."""
-        return self._executor.discard(work)
-
-    def resized(self) -> None:
-        """See `Schedule`. Nothing to do: instances take requests themselves."""
-
-    def close(self) -> None:
-        """See `Schedule`."""
-        self._closed = True
-        self._executor.close()
-
-    def readings(self) -> Iterator[Reading]:
-        """No metrics of its own: queued requests are counted for every schedule."""
-        return iter(())
-
-
 # --- the loaded version ---
 
 
-class Servable(WorkOwner):
-    """Runs one version of a model, which is loaded already. Used and closed on the event loop.
+class Servable(LoadedVersion):
+    """A loaded version of a model, with its executors. Used and closed on the event loop.
 
     Made on the loop it is open. Made on another thread, as that may take long, for the `loop`, it is to be opened
     there.
@@ -269,46 +111,23 @@ class Servable(WorkOwner):
         max_unread_bytes: int = MAX_UNREAD_BYTES,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        self._leases = 0
-        self._drained: asyncio.Event | None = None
-        self._idle = threading.Event()
         check_declarations(model)
-        self.name = name
-        self.version = version
-        self.model = model
+        super().__init__(name, version, model, loop or asyncio.get_running_loop(), max_unread_bytes)
         self._hosted = model if isinstance(model, HostedModel) else None
         self.platform = model.platform
-        self.signatures = signatures_of(model)
-        self.default_signature = default_of(self.signatures)
-        self.signature = self.signatures[self.default_signature]
         self.guard = guard_of(model, f"{name} version {version}")
         self.function = guarded_function(model, self.guard)
-        self.any_output_shapes = model.any_output_shapes
-        self.on_loop = is_async(model.infer)
-        self.decoupled = is_decoupled(model.infer)
         self._limit = max_queue_size if model.max_queue_size is None else model.max_queue_size
-        self._max_unread_bytes = max_unread_bytes
-        self._loop = loop or asyncio.get_running_loop()
         joins = model.dynamic_batching is not None and not self.decoupled
         self.direct = self.on_loop and not joins
         """Whether requests bypass the queue for instances: each runs at once, as a coroutine of its own."""
         self._joins_streams = joins and (self.on_loop or not looks_at_call(model))
-        """Whether a streaming call can be queued like any other: the model cannot send more than one response."""
-        self._timers = TimerWheel(self._loop)
-        # A function, not a bound method: the threads would keep the servable alive.
-        self._explain: Explain = partial(explained, str(self))
         self._executors = list(executors_for(model, f"{name}/{version}", self.function, self._explain, self._loop))
         self._retiring: set[asyncio.Task[None]] = set()
         self._schedule = schedule_for(model, self._limit, self._executors, self.guard, self._loop)
         self.sequences = self._schedule if isinstance(self._schedule, SequenceSchedule) else None
         if self.sequences is not None:
             self.sequences.lease = self
-        batching = model.dynamic_batching
-        self.statistics = Statistics(
-            batched=bool(model.max_batch_size or (batching is not None and batching.max_batch_size)),
-            composed=isinstance(model, Ensemble),
-        )
-        """Statistics since it was loaded."""
         self.preparations: list[Callable[[Function], object]] = []
         """Called with the model's function by each instance that is added later, on its thread, before it
         serves.
@@ -317,12 +136,9 @@ class Servable(WorkOwner):
         """Held by who changes its instances."""
         self.loaded_from: object = None
         """Keeps the files alive that it was loaded from, where these are temporary."""
-        self._gate: Gate | None = None
-        self.response_cache: ModelCache | None = None
         self._readiness = None if model.check_ready is None else Readiness(str(self), model.check_ready)
         self.labels: Mapping[str, Sequence[bytes]] = model.labels
         """Class names per output, for outputs that have labels."""
-        self._queue_full = 0
         if loop is None:
             self.open()
 
@@ -330,14 +146,6 @@ class Servable(WorkOwner):
         """Start the executors; once, before anything else."""
         for executor in self._executors:  # Only now that the model's configuration is known to be valid.
             executor.open()
-
-    def __str__(self) -> str:
-        return f"{self.name} version {self.version}"
-
-    def why_unservable(self, signature_name: str) -> str:
-        """Return what to add to the error for a signature that the model's file has and that cannot be called."""
-        why = self.model.unservable_signatures.get(signature_name, "")
-        return f" (it is in the model's file, but {why})" if why else ""
 
     @property
     def alive(self) -> bool:
@@ -481,22 +289,6 @@ class Servable(WorkOwner):
 
     # --- leases ---
 
-    @property
-    def leases(self) -> int:
-        """Calls that hold a lease on this version."""
-        return self._leases
-
-    def __enter__(self) -> Self:
-        """Take a lease: the version stays loaded until `__exit__`."""
-        self._leases += 1
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._leases -= 1
-        if self._drained is not None and not self._leases:
-            self._drained.set()
-            self._idle.set()
-
     async def drained(self) -> None:
         """Wait until no lease is held; no new ones are taken."""
         self._drained = asyncio.Event()
@@ -512,66 +304,3 @@ class Servable(WorkOwner):
     def wait_idle(self) -> None:
         """Block, on another thread and after `end_leases`, until the last lease has been released."""
         self._idle.wait()
-
-    # --- calls ---
-
-    def submit(self, work: Work) -> None:
-        """Run `work`: the only way to the model.
-
-        Blocking code runs on a thread, and other code on the event loop; a plain function may also send responses
-        to a call that streams with `call.respond`. It ends, or is dropped if it is cancelled, before this returns
-        or later: with `QueueFull`, `DeadlineExceeded`, the model's own `ServingError`, or `Internal`. It ends at
-        its deadline even if the model still runs; code on the event loop is cancelled then, and awaited.
-        """
-        call = work.call
-        work.owner = self
-        if not work.leased:
-            work.holds_lease = True
-            self._leases += 1
-        try:
-            if work.streams:
-                self._prepare_stream(work)
-            if call.size and self._gate is not None:
-                self._gate.enter(call.size)
-                work.holds_gate = True
-            if call.expired:
-                raise call.overdue(BEFORE_START)
-            self._put(work)
-            if call.deadline is not None:
-                work.expires = self._timers.add(work, call.deadline)
-        except BaseException as error:
-            work.fail(self._explain(error))
-
-    def _prepare_stream(self, work: Work) -> None:
-        """Let the model send more than one response, if it can."""
-        if self.decoupled:
-            work.times = ResponseTimes(work.call)
-        if self.on_loop:
-            work.iterates = self.decoupled
-        elif not self._joins_streams:
-            work.buffer = ResponseBuffer(work.call, self._max_unread_bytes, self._loop, work.pump)
-            work.queue = self._schedule
-            work.call.outlet = work
-
-    def _put(self, work: Work) -> None:
-        work.queued = now = time.perf_counter()  # Before a thread takes it.
-        try:
-            self._schedule.put(work, work.defer)
-        except QueueFull as error:
-            self._queue_full += 1
-            text = f"{error.message}, the most that max_queue_size allows"
-            raise QueueFull(text, retry_after=error.retry_after) from None
-        work.call.queued = now
-
-    def finish(self, work: Work) -> None:
-        """See `WorkOwner`."""
-        if work.expires:
-            self._timers.discard(work, work.expires)
-        if work.holds_gate and self._gate is not None:
-            self._gate.leave(work.call.size)
-        if work.holds_lease:
-            self.__exit__()
-
-    def discard(self, work: Work) -> bool:
-        """See `WorkOwner`."""
-        return self._schedule.discard(work)

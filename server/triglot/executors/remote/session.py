@@ -19,7 +19,7 @@ from triglot.core.operation import Permission
 from triglot.core.request_scheduling import Scheduling
 from triglot.core.types import NO_INPUT_PARAMETERS
 from triglot.executors.remote.channel import Channel, Mailbox, Message, iterate, run_blocking
-from triglot.executors.remote.fields import answer_of, non_tensor_fields, rows_of, slots_of, text_of
+from triglot.executors.remote.fields import answer_of, fields_of, non_tensor_fields, rows_of, text_of
 from triglot.executors.remote.frames import FIRST_QUESTION, Kind
 from triglot.executors.remote.logs import Switches
 from triglot.executors.remote.shared_memory import Placed
@@ -110,7 +110,7 @@ class Session:
         question = next(self._questions)
         box = self._boxes[question] = Mailbox()
         try:
-            fields = None if asked is None else slots_of(asked, "inputs")
+            fields = None if asked is None else fields_of(asked, "inputs")
             text = dumps({"asked": fields, "member": member, "question": question})
             self.send(Kind.QUESTION, number, text, placed)
         except BaseException:

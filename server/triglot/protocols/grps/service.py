@@ -27,7 +27,8 @@ from triglot.core.running import Defer, Running, Sink
 from triglot.core.tensor import MessageBytes
 from triglot.core.types import Exchange, InferenceRequest, InferenceResponse, TensorSpec
 from triglot.dataplane.control import ONLINE, Arguments
-from triglot.dataplane.dataplane import DataPlane, Decoupled
+from triglot.dataplane.dataplane import DataPlane
+from triglot.dataplane.request_path import Decoupled
 from triglot.pb.grps import grps_pb2 as pb
 from triglot.protocols.grps.answers import (
     answer_size,

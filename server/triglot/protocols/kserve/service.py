@@ -13,7 +13,8 @@ from triglot.core.operation import Operation, Permission
 from triglot.core.running import Conversation, Defer, Requests, Running, Sink
 from triglot.core.tensor import MessageBytes
 from triglot.core.types import InferenceRequest, InferenceResponse, TensorSpec
-from triglot.dataplane.dataplane import DataPlane, Decoupled
+from triglot.dataplane.dataplane import DataPlane
+from triglot.dataplane.request_path import Decoupled
 from triglot.model.signature import Signature
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve.codec import (

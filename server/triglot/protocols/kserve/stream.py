@@ -20,7 +20,7 @@ from triglot.core.response_buffer import MAX_UNREAD_BYTES
 from triglot.core.roles import Cancellable
 from triglot.core.running import CallCancelled, Conversation, Requests, Sink
 from triglot.protocols.kserve.stream_requests import ResponseSlot, StreamRequests
-from triglot.scheduling.servable import Limits
+from triglot.scheduling.loaded_version import Limits
 
 MAX_UNSENT = 16
 """Unsent responses of one stream from which on decoupled models have to wait."""

@@ -17,7 +17,7 @@ from triglot.core.errors import ServingError
 from triglot.core.running import Watcher
 from triglot.core.tensor import Buffer, bytes_elements, datatype_of
 from triglot.core.types import InferenceRequest, InferenceResponse, InputTensor, OutputTensor
-from triglot.dataplane.dataplane import RequestRecorder
+from triglot.dataplane.request_path import RequestRecorder
 from triglot.model.config import Recording
 from triglot.model.validation import bind_inputs
 from triglot.pb.tfserving import inference_pb2, model_pb2, prediction_log_pb2

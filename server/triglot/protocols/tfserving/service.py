@@ -22,7 +22,8 @@ from triglot.core.operation import Permission
 from triglot.core.running import Defer, Running, Sink
 from triglot.core.tensor import Array, object_array
 from triglot.core.types import InferenceRequest, InferenceResponse, InputTensor, OutputTensor, TensorSpec
-from triglot.dataplane.dataplane import DataPlane, Decoupled
+from triglot.dataplane.dataplane import DataPlane
+from triglot.dataplane.request_path import Decoupled
 from triglot.model.signature import DEFAULT_SIGNATURE, Signature
 from triglot.model.validation import InvalidRequest
 from triglot.pb.tfserving import inference_pb2, metadata_pb2, model_pb2, signature_pb2

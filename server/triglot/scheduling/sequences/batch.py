@@ -14,9 +14,10 @@ from triglot.core.current_calls import RunningFor
 from triglot.core.errors import Internal, InvalidArgument, own_copy
 from triglot.core.tensor import Array, datatype_of
 from triglot.executors.batch import BatchTimes, check_answers
+from triglot.executors.executor import Runnable
 from triglot.executors.hosted import HostedModel
 from triglot.executors.joining import split
-from triglot.executors.work import Explain, Function, Inputs, Runnable
+from triglot.executors.work import Explain, Function, Inputs
 from triglot.model.model import Model
 from triglot.model.signature import shape_text
 from triglot.scheduling.sequences.controls import ControlTensors

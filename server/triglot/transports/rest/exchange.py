@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
@@ -56,7 +56,7 @@ class Clock:
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class RequestBody(ABC):
+class RequestBody:
     """A request's body, which may still be arriving. `length`: its length in bytes, if known."""
 
     __slots__ = ()
@@ -75,7 +75,7 @@ class RequestBody(ABC):
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Exchange(ABC):
+class Exchange:
     """A request, and the way to send its response.
 
     `fields` are the request's header fields, names in lower case; `headers` has the last value of each.

@@ -12,7 +12,7 @@ What frames cost the client that sends them:
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -110,7 +110,7 @@ class AbuseBudget:
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class BodySink(ABC):
+class BodySink:
     """A stream's receive buffer. Its methods must not raise."""
 
     __slots__ = ()
