@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -18,14 +18,10 @@ PACKAGE = Path(__file__).resolve().parents[1] / "server" / "triglot"
 TABLE = tomllib.loads(Path(__file__).with_name("layers.toml").read_text())
 
 
-def names(row: list[str]) -> set[str]:
-    """A row with its groups spelled out."""
-    groups = (names(TABLE["groups"][name[1:]]) for name in row if name.startswith("@"))
-    return {name for name in row if not name.startswith("@")}.union(*groups)
-
-
-MAY_IMPORT = {module: names(row) for module, row in TABLE["may_import"].items()}
-NEVER = {module: names(row) for module, row in TABLE["never"].items()}
+LAYER = {package: number for number, packages in enumerate(TABLE["layers"]) for package in packages}
+"""Each package's layer, counted from the top."""
+LIBRARIES: dict[str, list[str]] = TABLE["libraries"]
+NEVER: dict[str, list[str]] = TABLE["never"]
 CODECS, NOT_OF_CODECS = set(TABLE["codecs"]["modules"]), set(TABLE["codecs"]["may_not_import"])
 
 
@@ -56,26 +52,37 @@ def imports() -> dict[str, set[str]]:
     return {module: set(imports_of(path)) for module, path in MODULES.items()}
 
 
-def below(name: str, packages: set[str]) -> bool:
+def below(name: str, packages: Iterable[str]) -> bool:
     """Whether it is one of these, or in one; "name." stands for what is in it."""
     return any(name == package or name.startswith(package.rstrip(".") + ".") for package in packages)
 
 
+def package_of(module: str) -> str | None:
+    """The package of the table that it belongs to; None for a module of no layer."""
+    if module == "triglot":
+        return module
+    return max(
+        (package for package in LAYER if package != "triglot" and below(module, {package})), key=len, default=None
+    )
+
+
 def allowed(module: str, name: str) -> bool:
-    row = max((row for row in MAY_IMPORT if below(module, {row})), key=len)
     if below(module, CODECS) and below(name, NOT_OF_CODECS):
         return False
     if any(below(name, packages) for package, packages in NEVER.items() if below(module, {package})):
         return False
-    if name.split(".", maxsplit=1)[0] in sys.stdlib_module_names:
+    if below(name, {"triglot"}):
+        package, imported = package_of(module), package_of(name)
+        if package is None or imported is None:
+            return False
+        return package == imported or LAYER[package] < LAYER[imported]
+    if name.split(".", maxsplit=1)[0] in sys.stdlib_module_names | {"numpy"}:
         return True
-    if row == "triglot":  # The package itself; a module that no row knows needs one.
-        return module == row and below(name, MAY_IMPORT[row])
-    return below(name, MAY_IMPORT[row] | {row})
+    return any(below(name, libraries) for package, libraries in LIBRARIES.items() if below(module, {package}))
 
 
 def test_every_row_is_of_a_module() -> None:
-    rows = [*MAY_IMPORT, *NEVER, *CODECS]
+    rows = [*LAYER, *LIBRARIES, *NEVER, *CODECS]
     assert [row for row in rows if not any(below(module, {row}) for module in MODULES)] == []
 
 
