@@ -8,6 +8,7 @@ import http.client
 import json
 import threading
 from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
@@ -20,7 +21,6 @@ from live import Live, live
 import triglot
 from triglot.core.tensor import Array
 from triglot.pb.tfserving import management_pb2, predict_pb2, tensor_pb2
-from triglot.protocols.tfserving import tensor
 from waiting import SECONDS, until
 
 EMPTY_DOCUMENT = {"error": "JSON Parse error: The document is empty"}
@@ -132,29 +132,33 @@ async def test_no_request_changes_a_default(channel: grpc.aio.Channel) -> None:
         assert list(reply.outputs["y"].float_val) == [6]
 
 
-async def test_many_strings_are_read_off_the_loop(
-    server: Live, channel: grpc.aio.Channel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun, go_on, read = threading.Event(), threading.Event(), tensor._string_elements
+class HeldThreads(ThreadPoolExecutor):
+    """Runs nothing before `go_on`; `begun` is set once there is something to run."""
 
-    def held(*arguments: Any) -> list[bytes]:
-        begun.set()
-        assert go_on.wait(SECONDS)
-        return read(*arguments)
+    def __init__(self) -> None:
+        super().__init__(initializer=self._wait)
+        self.begun, self.go_on = threading.Event(), threading.Event()
 
-    monkeypatch.setattr(tensor, "_string_elements", held)
+    def _wait(self) -> None:
+        self.begun.set()
+        assert self.go_on.wait(SECONDS)
+
+
+async def test_many_strings_are_read_off_the_loop(server: Live, channel: grpc.aio.Channel) -> None:
+    threads = HeldThreads()
+    asyncio.get_running_loop().set_default_executor(threads)
     count = 500_000
     request = predict_pb2.PredictRequest(model_spec={"name": "m", "signature_name": "texts"})
     request.inputs["s"].dtype = tensor_pb2.DT_STRING
     request.inputs["s"].tensor_shape.dim.add(size=count)
     request.inputs["s"].tensor_content = b"\1" * count + b"s" * count
     asked = asyncio.ensure_future(predict(channel)(request.SerializeToString()))
-    await until(begun.is_set)
+    await until(threads.begun.is_set)
     for _ in range(2):
         async with server.session.get(server.url + "/health/live") as response:
             assert response.status == 200
     assert not asked.done()
-    go_on.set()
+    threads.go_on.set()
     assert list((await asked).outputs["y"].float_val) == [count]
 
 
