@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -53,8 +51,7 @@ def test_it_is_the_same_message(
         complete_message = pb.ModelInferResponse.FromString(b"".join(infer_pieces(response)))
         assert pb.ModelInferResponse.FromString(small) == complete_message
     else:
-        complete = copy.copy(response)
-        complete.parameters = {FINAL: final}
+        complete = InferenceResponse(model, version, request_id, given_outputs, {FINAL: final})
         message = pb.ModelStreamInferResponse.FromString(encode_stream_infer(complete))
         assert pb.ModelStreamInferResponse.FromString(small) == message
 
