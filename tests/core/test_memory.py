@@ -165,11 +165,15 @@ def test_a_server_makes_no_faults_with_each_large_call(tmp_path: Path) -> None:
             infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
             for _ in range(10):
                 infer(body)
-            before = faults_of(server.pid)
-            for _ in range(10):
-                infer(body)
-            # Less than one tensor of the six in each call; a server that is idle now and then may return one.
-            assert faults_of(server.pid) - before < 10 * sent.nbytes // PAGE
+
+            def faults_of_calls() -> int:
+                before = faults_of(server.pid)
+                for _ in range(10):
+                    infer(body)
+                return faults_of(server.pid) - before
+
+            # The least: on a busy machine the server is idle between calls now and then, and returns a block.
+            assert min(faults_of_calls() for _ in range(3)) < sent.nbytes // PAGE
 
 
 @pytest.mark.parametrize(("malloc", "asked"), [("keep", True), ("system", False)])
