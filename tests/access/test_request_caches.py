@@ -241,10 +241,11 @@ def labels() -> object:
         for number in range(300):
             for code in (Code.NOT_FOUND, Code.INVALID_ARGUMENT, Code.UNAUTHENTICATED, Code.PERMISSION_DENIED):
                 call = Call()
-                call.model_name = long_text(number, 128)
-                record_call(endpoint, call, code, 0.1, 0.1, 1, 1)
+                # Seconds of its own: the latest ones are kept, each a float.
+                call.model_name, seconds = long_text(number, 128), 0.1 + number
+                record_call(endpoint, call, code, seconds, 0.1, 1, 1)
                 call.model_name = long_ascii(number, 4 * KIB)
-                record_call(endpoint, call, code, 0.1, 0.1, 1, 1)
+                record_call(endpoint, call, code, seconds + 0.1, 0.1, 1, 1)
     return telemetry
 
 

@@ -34,7 +34,7 @@ from triglot.telemetry.series import Metric, Metrics
 
 log = logging.getLogger(__name__)
 
-MAX_LATENCIES = 20_000
+MAX_LATENCIES = 10_000
 """Latencies kept of one second; with more calls, percentiles are those of the last ones."""
 HISTORY_SECONDS = 300
 LAG_SECONDS = 0.1
