@@ -227,9 +227,13 @@ def records(instances: list[Any]) -> list[Any]:
     return rows
 
 
-def json_array(values: Sequence[Any]) -> Array:
-    """Return JSON values as a flat array: of numbers or booleans if all are of one type, else of objects."""
-    if len({type(value) for value in values}) == 1 and isinstance(values[0], bool | int | float):
+def json_array(values: Sequence[Any], *, may_mix: bool = False) -> Array:
+    """Return JSON values as a flat array: of numbers or booleans if all are of one type, else of objects.
+
+    With `may_mix`, numbers of several types are reals, too, which no longer tells whether one was an integer.
+    """
+    types = {type(value) for value in values}
+    if types <= {bool, int, float} and (may_mix or len(types) == 1):
         array = np.array(values)
         if array.dtype.kind in "bif":
             return array

@@ -126,7 +126,7 @@ class Layout:
     def _values(self, name: str, values: Sequence[Any]) -> Array:
         if self._dtype is not None and name in self._used:
             return exact(json_array(values), self._dtype)
-        return _json_array([self._missing if value is None else value for value in values])
+        return json_array([self._missing if value is None else value for value in values], may_mix=True)
 
     def _of_columns(self, columns: Inputs) -> Any:
         if absent := self._used.keys() - columns.keys():
@@ -467,17 +467,6 @@ def _own(array: Array) -> Array:
 def _column(array: Array) -> Array:
     """Return a column without a second dim of 1, which MLServer's and KServe's codecs add."""
     return array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
-
-
-def _json_array(values: list[Any]) -> Array:
-    """Return JSON values as a flat array: of numbers or booleans if all are, else of objects."""
-    if all(isinstance(value, bool | int | float) for value in values):
-        array = np.array(values)
-        if array.dtype.kind in "bif":
-            return array
-    array = np.empty(len(values), object)
-    array[:] = values
-    return array
 
 
 def _without_null(values: Iterable[Any]) -> list[Any]:
