@@ -34,11 +34,10 @@ from triglot.protocols.protocol import Context
 from triglot.protocols.registry import protocol_parts, rows
 from triglot.protocols.rows import Service
 from triglot.repository.config.bounds import Bounds
-from triglot.repository.config.default_batching import DefaultBatching
 from triglot.repository.config.settings import ModelSettings, folders_of, record_folders_of
-from triglot.repository.manager.loader import Adapt, Load
+from triglot.repository.manager.instances import start_instances
+from triglot.repository.manager.loader import Adapt, DefaultBatching, Load
 from triglot.repository.manager.manager import Manager
-from triglot.repository.manager.starting import start_instances
 from triglot.repository.manager.summary import VersionSummary, table
 from triglot.repository.manager.warm_up import WARM_UP_FILE, warm_up
 from triglot.repository.scan.source import ModelFiles, NamedPath

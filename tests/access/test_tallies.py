@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triglot.access.limits import CallLimits
+from triglot.access.holder import CallLimits
 from triglot.core.errors import QueueFull
 from triglot.platform import tallies as module
 from triglot.platform.tallies import LocalTally, SharedTallies, Tally, shared_size

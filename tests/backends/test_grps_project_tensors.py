@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from grps_folders import entry, opened, own_module, write_project
 
-from triglot.backends.grps.tensors import arrays_of, message_of
+from triglot.backends.grps.model import arrays_of, message_of
 from triglot.core.call import Call
 from triglot.core.errors import Internal, InvalidArgument
 from triglot.core.tensor import DATATYPES, object_array

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triglot.backends.grps.context import GrpsContext
+from triglot.backends.grps.tensor_converter import TrtTensorConverter
 from triglot.backends.grps.tensor_inferer import device_name
-from triglot.backends.grps.trt_tensor_converter import TrtTensorConverter
 from triglot.core.errors import Internal, InvalidArgument, ModelLoadError
 from triglot.pb.grps import grps_pb2 as pb
 

@@ -56,7 +56,7 @@ async def test_a_replacement_that_cannot_be_begun_is_tried_again(
         if failing == "start":
             monkeypatch.setattr(threading.Thread, "start", start)
         else:
-            monkeypatch.setattr("triglot.executors.process.body._spawned", fork)
+            monkeypatch.setattr("triglot.executors.process.environment._spawned", fork)
         with pytest.raises(Unavailable):
             await served.run("os._exit(0)")
         with pytest.raises(Unavailable, match="could not be restarted: can't start new"):

@@ -8,7 +8,7 @@ import weakref
 import pytest
 
 from triglot import Model
-from triglot.executors.unloading import unload
+from triglot.scheduling.servable import unload
 
 
 class Closed(Model):

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from triglot.scheduling.readiness import Readiness
+from triglot.scheduling.servable import Readiness
 
 
 class Check:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from triglot.core.errors import InvalidArgument
-from triglot.transports.aio.requests import MAX_BYTES, MAX_REQUESTS, AioRequests
+from triglot.transports.aio.calls import MAX_BYTES, MAX_REQUESTS, AioRequests
 from waiting import until
 
 END = object()

@@ -18,9 +18,8 @@ from weakref import WeakValueDictionary
 
 from triglot.access.credentials import CREDENTIAL_FIELDS, Token, digest, token_of
 from triglot.access.file import AccessRules, ClientRule, Grant, read_access
-from triglot.access.holder import Holder
+from triglot.access.holder import CallLimits, Holder
 from triglot.access.issuers import Issuers
-from triglot.access.limits import CallLimits
 from triglot.access.restricted import GRPC_PREFIX, Restricted
 from triglot.config.options import Config, ConfigError
 from triglot.config.watched_file import CHECK_SECONDS, State, WatchedFile

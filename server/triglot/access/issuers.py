@@ -18,9 +18,8 @@ from time import time
 from typing import Any, TypeGuard
 
 from triglot.access.file import Grant, IssuerRule
-from triglot.access.holder import Holder
+from triglot.access.holder import CallLimits, Holder
 from triglot.access.jwks import ALGORITHMS, Key, KeyFile, KeySource, KeyUrl
-from triglot.access.limits import CallLimits
 from triglot.config.options import ConfigError
 from triglot.core.errors import RETRY_AFTER_SECONDS, Unauthenticated, Unavailable
 from triglot.core.fast_json import loads

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 
 from triglot.core.response_buffer import MAX_UNREAD_BYTES
 from triglot.core.statistics import Reading
@@ -16,13 +19,11 @@ from triglot.executors.instances import run_on_every
 from triglot.executors.loop import LoopExecutor
 from triglot.executors.loop_guard import LoopGuard, guard_of, guarded_function, guarded_list
 from triglot.executors.thread import ThreadExecutor
-from triglot.executors.unloading import unload
 from triglot.executors.work import Explain, Function, Hook, Inputs
 from triglot.model.config import EXECUTIONS
 from triglot.model.model import Model, is_async, is_decoupled
 from triglot.scheduling.batcher import Batcher
 from triglot.scheduling.loaded_version import Admission, Gate, LoadedVersion, Queue, refusals
-from triglot.scheduling.readiness import Readiness
 from triglot.scheduling.response_cache import ResponseCache
 from triglot.scheduling.schedule import Schedule
 from triglot.scheduling.sequences import SequenceSchedule
@@ -304,3 +305,81 @@ class Servable(LoadedVersion):
     def wait_idle(self) -> None:
         """Block, on another thread and after `end_leases`, until the last lease has been released."""
         self._idle.wait()
+
+
+CHECK_SECONDS = 5.0
+
+
+class Readiness:
+    """Runs `check` on a thread; concurrent callers share one run. On the event loop.
+
+    A check that takes longer than `seconds` counts as not ready; its thread is not stopped.
+    """
+
+    def __init__(self, name: str, check: Callable[[], bool], seconds: float = CHECK_SECONDS) -> None:
+        self._name = name
+        self._check = check
+        self._seconds = seconds
+        self._running: asyncio.Future[bool] | None = None
+
+    async def ask(self) -> bool:
+        """Return whether the check passes."""
+        if self._running is None:
+            loop = asyncio.get_running_loop()
+            self._running = loop.create_future()
+            # A daemon: a check that never returns must not keep a stopped server alive.
+            threading.Thread(target=self._run, args=(loop,), name=f"{self._name} ready", daemon=True).start()
+        running = self._running
+        await asyncio.wait([running], timeout=self._seconds)
+        if not running.done():
+            log.warning("%s: the readiness check takes longer than %g s", self._name, self._seconds)
+        return running.done() and running.result()
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        ready = False
+        try:
+            ready = self._check()
+        except BaseException:  # A model that calls exit() is not ready either.
+            log.exception("%s: the readiness check failed", self._name)
+        with suppress(RuntimeError):  # The server has stopped.
+            loop.call_soon_threadsafe(self._on_end, ready)
+
+    def _on_end(self, ready: bool) -> None:
+        assert self._running is not None
+        running, self._running = self._running, None
+        running.set_result(ready)
+
+
+UNLOAD_PATIENCE_SECONDS = 2.0
+
+
+async def unload(model: Model, name: str, at_rest: Callable[[], object]) -> None:
+    """Close the model once `at_rest`, which blocks while the model runs, has returned.
+
+    Waits `UNLOAD_PATIENCE_SECONDS`, and for a `HostedModel`, whose processes are ended then, as long again. After
+    that the model is closed in the background, when its last call has ended.
+    """
+    unloaded: Future[None] = Future()
+    held = [(model, at_rest)]
+
+    def close() -> None:
+        held[0][1]()
+        try:
+            held[0][0].close()
+        except BaseException:  # A model that calls exit() would otherwise seem to be running still.
+            log.exception("%s failed to close", name)
+        held.clear()  # This thread may outlive the future's result for a moment.
+        # The future is cancelled if `unload` has stopped waiting.
+        if unloaded.set_running_or_notify_cancel():
+            unloaded.set_result(None)
+
+    # A daemon, like the instances' threads: a model that never returns must not keep a stopped server alive.
+    threading.Thread(target=close, daemon=True).start()
+    waiting = asyncio.wrap_future(unloaded)
+    await asyncio.wait([waiting], timeout=UNLOAD_PATIENCE_SECONDS)
+    if not waiting.done() and isinstance(model, HostedModel):
+        model.abandon()
+        await asyncio.wait([waiting], timeout=UNLOAD_PATIENCE_SECONDS)
+    if not waiting.done():
+        waiting.cancel()
+        log.warning("%s still runs; the server does not wait for it", name)

@@ -21,7 +21,7 @@ INFERERS = {
 CONVERTERS = {
     "torch": "triglot.backends.grps.torch_inferer:TorchTensorConverter",
     "tensorflow": "triglot.backends.grps.tf_inferer:TfTensorConverter",
-    "tensorrt": "triglot.backends.grps.trt_tensor_converter:TrtTensorConverter",
+    "tensorrt": "triglot.backends.grps.tensor_converter:TrtTensorConverter",
 }
 """Class of each `converter_type`."""
 

@@ -205,3 +205,18 @@ def _described(arrays: Arrays) -> str:
         f"{label} {array.dtype} [?{''.join(f',{dim}' for dim in array.shape[1:])}]"
         for label, array in _labelled(arrays).items()
     )
+
+
+class TrtTensorConverter(TensorConverter):
+    """Converts DT_UINT8, DT_INT8, DT_INT32 and DT_FLOAT32 to numpy arrays; results may have any dtype of grps."""
+
+    _dtypes = frozenset({pb.DT_UINT8, pb.DT_INT8, pb.DT_INT32, pb.DT_FLOAT32})
+    _tensor_class = np.ndarray
+
+    def _to_tensor(self, array: Array) -> Array:
+        """Return the array itself."""
+        return array
+
+    def _to_array(self, tensor: Array) -> Array:
+        """Return the array itself."""
+        return tensor

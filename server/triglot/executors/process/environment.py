@@ -1,4 +1,4 @@
-"""The Python environment that a model's processes run in: the server's, or one of the model's own."""
+"""A model's processes, and the Python environment that they run in: the server's, or one of the model's own."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -17,8 +19,7 @@ from typing import IO, Any
 
 from triglot.core.errors import ModelLoadError
 from triglot.executors.process import first_steps
-from triglot.executors.process.body import LocalBody
-from triglot.executors.remote.place import Place, Program
+from triglot.executors.remote.place import Body, Place, Program, log_descriptor
 from triglot.platform.unpacked import LoadCancelled, Unpacked
 
 OLDEST_PYTHON = (3, 11)
@@ -184,3 +185,79 @@ def _text(file: IO[bytes]) -> str:
 def _folder_of(package: str) -> str:
     spec: Any = importlib.util.find_spec(package)
     return str(next(iter(spec.submodule_search_locations)))
+
+
+_STATUS_SECONDS = 5.0
+"""How long to wait for the exit status of a process that has closed its connection."""
+
+
+class LocalBody(Body):
+    """See `Body`. `command` returns the command to run, given the file descriptor of the process's connection.
+
+    Raise `OSError`.
+    """
+
+    def __init__(self, command: Callable[[int], Sequence[str]], variables: Mapping[str, str]) -> None:
+        self._connection, theirs = socket.socketpair()
+        self.begun = time.monotonic()
+        with theirs:
+            try:
+                self._popen = _spawned(command(theirs.fileno()), variables, theirs.fileno())
+            except BaseException:
+                self._connection.close()
+                raise
+        self.pid = self._popen.pid
+        self.where = f"pid {self.pid}"
+
+    def connect(self) -> socket.socket:
+        """See `Body`."""
+        return self._connection
+
+    def exit_reason(self) -> str:
+        """See `Body`."""
+        status = self._popen.poll()
+        return "" if status is None else _exit_text(status)
+
+    def why_closed(self) -> str:
+        """See `Body`."""
+        return self.exit_reason() if self.wait(_STATUS_SECONDS) else "closed its connection"
+
+    def wait(self, timeout: float | None) -> bool:
+        """See `Body`."""
+        try:
+            self._popen.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def terminate(self) -> None:
+        """See `Body`: SIGTERM."""
+        self._popen.terminate()
+
+    def kill(self) -> None:
+        """See `Body`: SIGKILL."""
+        self._popen.kill()
+
+
+def _spawned(command: Sequence[str], variables: Mapping[str, str], passed: int) -> subprocess.Popen[bytes]:
+    log = log_descriptor()
+    return subprocess.Popen(
+        command,
+        env=variables,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        pass_fds=(passed,),
+        # Signals of the terminal are for the server, which ends the process.
+        start_new_session=True,
+    )
+
+
+def _exit_text(status: int) -> str:
+    if status >= 0:
+        return f"exited with status {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    return f"was terminated by {name}{' (out of memory?)' if name == 'SIGKILL' else ''}"

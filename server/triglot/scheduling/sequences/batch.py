@@ -1,29 +1,95 @@
-"""A batch of requests of different sequences, each in a row of its own."""
+"""A batch of requests of different sequences, each in a row of its own.
+
+The server adds control inputs to it: START, READY, END and the sequence's id, CORRID (spec 5.2).
+"""
 
 from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from triglot.core.call import BatchCall, Call
 from triglot.core.current_calls import RunningFor
 from triglot.core.errors import Internal, InvalidArgument, own_copy
-from triglot.core.tensor import Array, datatype_of
+from triglot.core.tensor import DATATYPES, Array, datatype_of
 from triglot.executors.batch import BatchTimes, check_answers
 from triglot.executors.executor import Runnable
 from triglot.executors.hosted import HostedModel
 from triglot.executors.joining import split
 from triglot.executors.work import Explain, Function, Inputs
 from triglot.model.model import Model
+from triglot.model.scheduling import ControlInput
 from triglot.model.signature import shape_text
-from triglot.scheduling.sequences.controls import ControlTensors
 from triglot.scheduling.sequences.request import SequenceRequest
 from triglot.scheduling.sequences.states import StateTensors, joined
 from triglot.scheduling.sequences.strategies import Rows
+
+
+class ControlTensors:
+    """Makes control inputs of shape [rows,1] for models with a batch dim, and [1] for others."""
+
+    def __init__(self, controls: Iterable[ControlInput], *, batched: bool) -> None:
+        self._controls = tuple(controls)
+        self._batched = batched
+
+    @property
+    def takes_texts(self) -> bool:
+        """Whether sequence ids are strings, as the model's CORRID input is of type BYTES."""
+        return any(control.kind == "CORRID" and control.datatype == "BYTES" for control in self._controls)
+
+    def check(self, sequence_id: int | str) -> None:
+        """Raise `InvalidArgument` for a sequence id that the model's CORRID input cannot hold."""
+        for control in self._controls:
+            if control.kind == "CORRID" and not _fits(sequence_id, control.datatype):
+                kind = "a string" if control.datatype == "BYTES" else f"an integer of type {control.datatype}"
+                raise InvalidArgument(
+                    f"sequence id {sequence_id!r}: expected {kind}, the type of the model's input '{control.name}'"
+                )
+
+    def inputs(self, rows: Sequence[SequenceRequest | None]) -> dict[str, Array]:
+        """Return the control inputs of these rows; None is a row without a request."""
+        made = {}
+        for control in self._controls:
+            values = [_value(control, row) for row in rows]
+            array = np.array(values, DATATYPES[control.datatype].dtype)
+            made[control.name] = array.reshape(-1, 1) if self._batched else array
+        return made
+
+    def of_one_request(self, rows: int) -> dict[str, Array]:
+        """Return the control inputs of `rows` sequences of one request each."""
+        made = {}
+        for control in self._controls:
+            text = control.datatype == "BYTES"
+            ids: list[Any] = [str(number).encode() if text else number for number in range(1, rows + 1)]
+            values = ids if control.kind == "CORRID" else [control.true] * rows
+            array = np.array(values, DATATYPES[control.datatype].dtype)
+            made[control.name] = array.reshape(-1, 1) if self._batched else array
+        return made
+
+
+def _fits(sequence_id: int | str, datatype: str) -> bool:
+    if datatype == "BYTES" or isinstance(sequence_id, str):
+        return datatype == "BYTES" and isinstance(sequence_id, str)
+    return sequence_id <= int(np.iinfo(DATATYPES[datatype].dtype).max)
+
+
+def _value(control: ControlInput, row: SequenceRequest | None) -> Any:
+    if control.kind == "CORRID":
+        if row is None:
+            return b"" if control.datatype == "BYTES" else 0
+        sequence_id = row.scheduling.sequence_id
+        return sequence_id.encode() if isinstance(sequence_id, str) else sequence_id
+    if row is None:
+        return control.false
+    holds = {"START": row.start, "READY": True, "END": row.end}[control.kind]
+    return control.true if holds else control.false
+
 
 log = logging.getLogger(__name__)
 

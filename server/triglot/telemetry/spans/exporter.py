@@ -197,12 +197,10 @@ def exporter_of(settings: SpanSettings, version: str) -> Exporter:
     envelope = Envelope({**settings.resource, **_SDK, "telemetry.sdk.version": version}, "triglot", version)
 
     def make() -> Sender:
+        from triglot.telemetry.spans.senders import Console, GrpcSender, HttpSender  # noqa: PLC0415
+
         if settings.exporter != OTLP:
-            from triglot.telemetry.spans.console import Console  # noqa: PLC0415
-
             return Console()
-        from triglot.telemetry.spans.senders import GrpcSender, HttpSender  # noqa: PLC0415
-
         return GrpcSender(settings, envelope) if settings.protocol == GRPC else HttpSender(settings, envelope)
 
     return Exporter(settings, make)

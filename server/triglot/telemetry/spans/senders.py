@@ -1,17 +1,19 @@
-"""Senders of spans over OTLP/gRPC and OTLP/HTTP; imported by servers that export spans so."""
+"""Senders of spans over OTLP/gRPC and OTLP/HTTP, or to standard output; imported by servers that export spans."""
 
 from __future__ import annotations
 
 import codecs
 import gzip
+import json
 import ssl
+import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from triglot.telemetry.spans.otlp import Envelope, ExportFailed, rejected_spans
+from triglot.telemetry.spans.otlp import INTERNAL, SERVER, Envelope, ExportFailed, fields, rejected_spans
 from triglot.telemetry.spans.settings import SpanSettings
 
 RPC = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
@@ -127,3 +129,52 @@ def _seconds(text: str | None) -> float:
 
 def _bytes_of(file: str) -> bytes | None:
     return Path(file).read_bytes().removeprefix(codecs.BOM_UTF8) if file else None
+
+
+KINDS = {INTERNAL: "INTERNAL", SERVER: "SERVER"}
+
+
+class Console:
+    """A `Sender` that prints each span as one line. Used on the exporter's thread."""
+
+    def send(self, spans: bytes, _: float) -> int:
+        """See `Sender`. One write for all lines, so that lines of other workers do not mix with them."""
+        lines = [json.dumps(_readable(span)) for _, span in fields(spans) if isinstance(span, bytes)]
+        sys.stdout.write("".join(f"{line}\n" for line in lines))
+        sys.stdout.flush()
+        return 0
+
+    def close(self) -> None:
+        """Do nothing: nothing is open."""
+
+
+def _readable(span: bytes) -> dict[str, Any]:
+    """Return the fields of an encoded Span that this server sets, named as in OTLP's JSON encoding."""
+    read: dict[str, Any] = {"attributes": {}, "links": []}
+    for number, value in fields(span):
+        if isinstance(value, int):
+            if number == 6:
+                read["kind"] = KINDS.get(value, str(value))
+            elif number in (7, 8):
+                read["startTimeUnixNano" if number == 7 else "endTimeUnixNano"] = value
+        elif number in (1, 2, 4):
+            read[{1: "traceId", 2: "spanId", 4: "parentSpanId"}[number]] = value.hex()
+        elif number in (3, 5):
+            read["traceState" if number == 3 else "name"] = value.decode()
+        elif number == 9:
+            key, kept = _attribute(value)
+            read["attributes"][key] = kept
+        elif number == 13:
+            ids = [part.hex() for _, part in fields(value) if isinstance(part, bytes)]
+            read["links"].append({"traceId": ids[0], "spanId": ids[1]})
+        elif number == 15:
+            read["status"] = "ERROR"
+    return read
+
+
+def _attribute(pair: bytes) -> tuple[str, str | int]:
+    (_, key), (_, any_value) = fields(pair)
+    assert isinstance(key, bytes)
+    assert isinstance(any_value, bytes)
+    ((_, value),) = fields(any_value)
+    return key.decode(), value if isinstance(value, int) else value.decode()
