@@ -18,7 +18,7 @@ from triglot.telemetry import audit_log, log_fields, log_handlers
 from triglot.transports import listening, text_room, unsent
 from triglot.transports.aio import server as aio_server
 from triglot.transports.http2.core import limits as http2
-from triglot.transports.rest import decoding
+from triglot.transports.rest import decoding, exchange
 
 KIB = 1024
 TESTS_OF = tomllib.loads((ROOT / "tests" / "docs" / "limits.toml").read_text())
@@ -77,7 +77,7 @@ def test_numbers_that_other_tests_shorten() -> None:
     assert (jwks.REFRESH_SECONDS, jwks.RETRY_SECONDS, issuers.LEEWAY_SECONDS) == (300, 5, 30)
     assert (audit_log.MAX_REFUSALS, audit_log.WINDOW_SECONDS) == (600, 60)
     assert wire.MAX_FIELDS == 32_768
-    assert decoding.TEXT_ON_LOOP == 32 * KIB
+    assert exchange.TEXT_ON_LOOP == 32 * KIB
     assert listening.SPARE_FILES == 100
     assert (text_room.FREE_BYTES, text_room.MAX_WAIT_SECONDS) == (MIB, 120)
     assert (text_room.MIN_PROGRESS, text_room.CHECK_SECONDS) == (640 * KIB, 10)

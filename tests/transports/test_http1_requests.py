@@ -8,12 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triglot.transports.http1.heads import MAX_LAYOUTS, HeadLayouts, RequestHead
 from triglot.transports.http1.requests import (
+    MAX_LAYOUTS,
     BodyPart,
     Event,
+    HeadLayouts,
     Malformed,
     RequestEnded,
+    RequestHead,
     RequestReader,
     blank_line,
     encode_chunk,

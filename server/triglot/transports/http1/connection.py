@@ -19,14 +19,15 @@ from typing import Any, Final, cast
 from triglot.core.roles import RunningCall
 from triglot.core.tensor import Scattered
 from triglot.transports.certificates import names_of
-from triglot.transports.http1.heads import HeadLayouts, RequestHead
 from triglot.transports.http1.requests import (
     BODILESS,
     CONTINUE,
     LAST_CHUNK,
     BodyPart,
     Event,
+    HeadLayouts,
     Malformed,
+    RequestHead,
     RequestReader,
     encode_chunk,
     response_head,

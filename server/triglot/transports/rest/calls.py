@@ -44,6 +44,7 @@ from triglot.transports.rest.exchange import (
     fields_of,
     grpc_only,
     refusal_response,
+    small_request,
 )
 from triglot.transports.rest.fields import Fields, repetition
 from triglot.transports.rest.routes import Found, Origins, Refused, Router
@@ -135,7 +136,7 @@ class HttpCall(RowCall):
                 return
             calls.admit()
             calls.open.add(self)
-            request = calls.decoder.small_request(found, http, call)
+            request = small_request(found.route, found.variables, http, calls.max_body, call)
             if request is None:
                 self._run(pass_on, self._submit, calls.decoder.decode, found, http, call)
             else:
@@ -391,6 +392,7 @@ class HttpCalls:
         self.origins = Origins(config)
         self.access = access
         self.decoder = HttpDecoder(config, request_bytes)
+        self.max_body = config.max_message_size
         self.open: set[HttpCall] = set()
         self._most = config.max_connections or math.inf
         self._call_end = asyncio.Event()

@@ -17,19 +17,22 @@ from triglot.transports.growing import GrowingBytes
 from triglot.transports.inflate import INFLATED_WORK, WINDOW_BITS, inflate
 from triglot.transports.off_loop import OFF_LOOP_BYTES, OneAtATime
 from triglot.transports.request_bytes import RequestBytes, Reservation
-from triglot.transports.rest.exchange import Exchange, RequestBody, UnknownCoding
+from triglot.transports.rest.exchange import (
+    TEXT_ON_LOOP,
+    Exchange,
+    RequestBody,
+    UnknownCoding,
+    advice_on,
+    complete_body,
+    limit_of,
+    received,
+    too_large,
+)
 from triglot.transports.rest.routes import Found
 from triglot.transports.text_room import CHECK_SECONDS, MIN_PROGRESS, Place, TextRoom
 
 FREE_BYTES = 64 * 1024
 """Bytes of a body that are accepted even if other requests have used up the buffer limit."""
-_ADVICE = "; send large tensors as binary data, or raise the server's option"
-TEXT_ON_LOOP = 32 * 1024
-"""Texts above this size are parsed on a thread: the slowest, of small values of which the last is wrong, take
-20 ms.
-"""
-
-
 IDLE_SECONDS = 120.0
 """Seconds without a byte after which reading is abandoned.
 
@@ -40,24 +43,11 @@ MIN_RATE = 240
 """Average bytes per second at which a body has to arrive after the first `GRACE_SECONDS`."""
 
 
-def body_at_once(incoming: RequestBody, limit: int) -> bytes | None:
-    """Return the body if all of it has arrived; None if not, or if it is invalid.
-
-    Raise `PayloadTooLarge`.
-    """
-    if (incoming.length or 0) > limit:
-        raise _too_large(limit)
-    body = incoming.complete_body()
-    if body is not None and len(body) > limit:
-        raise _too_large(limit)
-    return body
-
-
-async def read_body(incoming: RequestBody, limit: int, reserved: Reservation, place: Place) -> bytes:
+async def read_body(incoming: RequestBody, limit: int, option: str, reserved: Reservation, place: Place) -> bytes:
     """Return the body, whose bytes are `reserved` as they arrive; `place` limits how many are read at once.
 
-    Raise `PayloadTooLarge` before more than `limit` bytes are kept, `QueueFull` when all requests together
-    hold too much, and `InvalidArgument` for a body that is invalid or arrives too slowly.
+    Raise `PayloadTooLarge`, which names the `option`, before more than `limit` bytes are kept, `QueueFull` when
+    all requests together hold too much, and `InvalidArgument` for a body that is invalid or arrives too slowly.
     """
     length = incoming.length
     body = GrowingBytes(length)
@@ -91,15 +81,11 @@ async def read_body(incoming: RequestBody, limit: int, reserved: Reservation, pl
             text += "; while other requests wait for memory, "
             text += f"at least {MIN_PROGRESS} bytes in {CHECK_SECONDS:g} seconds"
         raise InvalidArgument(text) from None
-    raise _too_large(limit)
-
-
-def _too_large(limit: int) -> PayloadTooLarge:
-    return PayloadTooLarge(f"the request body is larger than {limit} bytes")
+    raise too_large(limit, option)
 
 
 class HttpDecoder:
-    """Decodes the requests of all routes.
+    """Decodes requests whose bodies are large, compressed, or still arriving, of all routes.
 
     On the event loop. `request_bytes` counts bodies until they are decoded.
     """
@@ -113,55 +99,26 @@ class HttpDecoder:
         self._text_room = TextRoom(config.max_json_size // 2)
         self._other_room = TextRoom(math.inf)
 
-    def small_request(self, found: Found, http: Exchange, call: Call) -> HttpRequest | None:
-        """Return a request whose small body has arrived and can be decoded at once; None for any other.
-
-        Raise `PayloadTooLarge`.
-        """
-        length = http.body.length
-        if length is None or length > TEXT_ON_LOOP or "content-encoding" in http.headers:
-            return None
-        body = self._complete_body(found.route, http)
-        return None if body is None else _received(found, http, body, call)
-
-    def _complete_body(self, route: Route, http: Exchange) -> bytes | None:
-        limit, option = self._limit(route, http)
-        try:
-            return body_at_once(http.body, limit)
-        except PayloadTooLarge as error:
-            raise PayloadTooLarge(f"{error}{_advice(option)}") from None
-
-    def _limit(self, route: Route, http: Exchange) -> tuple[int, str]:
-        """Return the limit on the body in bytes, and the option that sets it, if any."""
-        route_limit = route.body_limit(http.headers)
-        if route_limit is not None and route_limit < self._max_body:
-            return route_limit, route.limit_option
-        return self._max_body, "max_message_size"
-
     async def decode(self, found: Found, http: Exchange, call: Call) -> Any:
         """Return the decoded request; keep no reference to the body.
 
         Raise what the row's `decode` raises, `InvalidArgument` for an invalid body, and `PayloadTooLarge`.
         """
-        request = self.small_request(found, http, call)
-        if request is not None:
-            return found.route.decode(request)
         route = found.route
         window_bits = _window_bits(route, http)
-        limit, option = self._limit(route, http)
-        advice = _advice(option)
-        body = self._complete_body(route, http)
+        limit, option = limit_of(route, http.headers, self._max_body)
+        body = complete_body(http.body, limit, option)
         room = self._other_room if route.body_limit(http.headers) is None else self._text_room
         with self._request_bytes.reserve(FREE_BYTES) as reserved, room.place() as place:
             if body is None:
-                body = await _read(http.body, limit, advice, reserved, place)
+                body = await read_body(http.body, limit, option, reserved, place)
             else:
                 reserved.grow(len(body))
-            request = _received(found, http, body, call)
+            request = received(route, found.variables, http, body, call)
             del body  # If it is decompressed, this frees it.
             if route.inflate_limit is not None and route.inflate_limit < limit:
-                limit, advice = route.inflate_limit, ""
-            inflating = partial(_inflate, request, window_bits, limit, advice, reserved)
+                limit, option = route.inflate_limit, ""
+            inflating = partial(_inflate, request, window_bits, limit, option, reserved)
             return await self._decode_long(route, request, inflating if window_bits else None, call)
 
     async def _decode_long(
@@ -181,31 +138,6 @@ class HttpDecoder:
         return route.decode(request)
 
 
-def _advice(option: str) -> str:
-    """Return what a client can do whose body exceeds the limit of this option."""
-    return f"{_ADVICE} {option}" if option else ""
-
-
-async def _read(body: RequestBody, limit: int, advice: str, reserved: Reservation, place: Place) -> bytes:
-    """Return the body as it was sent."""
-    try:
-        return await read_body(body, limit, reserved, place)
-    except PayloadTooLarge as error:
-        raise PayloadTooLarge(f"{error}{advice}") from None
-
-
-def _received(found: Found, http: Exchange, body: bytes, call: Call) -> HttpRequest:
-    """Return the request with its body, and notes its size and model."""
-    request = HttpRequest(
-        found.variables, http.headers, body, http.verb, http.target, http.remote, call.permission
-    )
-    call.size = len(body)
-    call.received(call.size)
-    if found.route.model_of is not None:
-        call.model_name = found.route.model_of(request)
-    return request
-
-
 def _window_bits(route: Route, http: Exchange) -> int:
     """Return zlib's window bits for the body's coding; 0: not compressed. Raise `UnknownCoding`."""
     if "content-encoding" not in http.headers:
@@ -216,14 +148,14 @@ def _window_bits(route: Route, http: Exchange) -> int:
     return WINDOW_BITS[coding]
 
 
-def _inflate(request: HttpRequest, window_bits: int, limit: int, advice: str, reserved: Reservation) -> None:
+def _inflate(request: HttpRequest, window_bits: int, limit: int, option: str, reserved: Reservation) -> None:
     """Replace the body by the decompressed one, whose bytes are reserved as it grows."""
     compressed = bytes(request.body)
     try:
         request.body = inflate(compressed, window_bits, limit, reserved.grow)
     except InflatedTooLarge as error:
-        if advice:
-            raise PayloadTooLarge(f"{error}{advice}") from None
+        if option:
+            raise PayloadTooLarge(f"{error}{advice_on(option)}") from None
         raise
     reserved.shrink(len(compressed))
 

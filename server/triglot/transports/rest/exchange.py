@@ -1,4 +1,4 @@
-"""The interface of a transport for one HTTP request and its response, and what rows' results and errors become."""
+"""The interface of a transport for one HTTP request and its response, and what results and errors become."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from triglot.core.errors import (
     as_serving_error,
     retry_hint,
 )
-from triglot.core.http import HttpResponse
+from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.tensor import Scattered
 from triglot.protocols.rows import Route
 from triglot.transports.off_loop import take_once
@@ -210,6 +210,64 @@ class IncomingBody(RequestBody):
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+# --- requests whose bodies have arrived ---
+
+TEXT_ON_LOOP: Final = 32 * 1024
+"""Texts above this size are parsed on a thread: the slowest, of small values of which the last is wrong, take
+20 ms.
+"""
+
+
+def limit_of(route: Route, headers: Mapping[str, str], most: int) -> tuple[int, str]:
+    """Return the limit on a request's body in bytes, and the option that sets it, if any; `most`: the server's."""
+    own = route.body_limit(headers)
+    return (most, "max_message_size") if own is None or own >= most else (own, route.limit_option)
+
+
+def complete_body(incoming: RequestBody, limit: int, option: str) -> bytes | None:
+    """Return the body if all of it has arrived; None if not, or if it is invalid. Raise `PayloadTooLarge`."""
+    if (incoming.length or 0) > limit:
+        raise too_large(limit, option)
+    body = incoming.complete_body()
+    if body is not None and len(body) > limit:
+        raise too_large(limit, option)
+    return body
+
+
+def too_large(limit: int, option: str) -> PayloadTooLarge:
+    """Return the error for a body beyond the limit that this option sets."""
+    return PayloadTooLarge(f"the request body is larger than {limit} bytes{advice_on(option)}")
+
+
+def advice_on(option: str) -> str:
+    """Return what a client can do whose body exceeds the limit that this option sets, if any does."""
+    return f"; send large tensors as binary data, or raise the server's option {option}" if option else ""
+
+
+def small_request(
+    route: Route, variables: Mapping[str, str], http: Exchange, most: int, call: Call
+) -> HttpRequest | None:
+    """Return a request whose small body has arrived and can be decoded at once; None for any other.
+
+    Raise `PayloadTooLarge`.
+    """
+    length = http.body.length
+    if length is None or length > TEXT_ON_LOOP or "content-encoding" in http.headers:
+        return None
+    body = complete_body(http.body, *limit_of(route, http.headers, most))
+    return None if body is None else received(route, variables, http, body, call)
+
+
+def received(route: Route, variables: Mapping[str, str], http: Exchange, body: bytes, call: Call) -> HttpRequest:
+    """Return the request with its body, and notes its size and model."""
+    request = HttpRequest(variables, http.headers, body, http.verb, http.target, http.remote, call.permission)
+    call.size = len(body)
+    call.received(call.size)
+    if route.model_of is not None:
+        call.model_name = route.model_of(request)
+    return request
 
 
 # --- responses of results and errors ---
