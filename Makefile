@@ -1,5 +1,5 @@
 # Every target makes the virtual environment that it needs, and keeps it until its requirements change.
-.PHONY: serve test test-oldest check codegen bench docs release clean
+.PHONY: serve test fuzz test-oldest check codegen bench docs release clean
 SHELL := /bin/bash
 PYTHON ?= python3
 # Tests start hundreds of servers: each would be compiled anew.
@@ -28,7 +28,11 @@ WITH_OLDEST = tests/cases tests/core tests/model tests/pb tests/protocols tests/
 PYTEST = $(if $(COVERAGE),-m coverage run -m pytest,-m pytest)
 
 # Each of hundreds of processes would begin with threads of OpenBLAS that compute nothing, and wait awake.
-test test-oldest: export OPENBLAS_NUM_THREADS = 1
+test fuzz:  ## The same random inputs for the plain and the compiled build, for SECONDS; ARGS="--seed N" for others.
+	@python="$(call environment,dev)" && \
+	"$$python" -W error tests/differential.py "$(call compiled)" --seconds $(or $(SECONDS),60) $(ARGS)
+
+test-oldest: export OPENBLAS_NUM_THREADS = 1
 # BUILD=compiled tests the compiled build.
 test:  ## Every test; ARGS="-n 0" to debug, COVERAGE=1 to print what they reach, EXAMPLES=N to try more of each property.
 	@python="$(call environment,dev)" && \

@@ -128,7 +128,8 @@ class Signature:
 
 
 def _rules(kind: str, specs: Sequence[TensorSpec], max_batch_size: int) -> dict[str, TensorRule]:
-    for spec in specs:
+    given: Sequence[object] = specs  # A model's author may have given something else.
+    for spec in given:
         if not isinstance(spec, TensorSpec):
             raise ValueError(f"{kind}s: expected TensorSpecs, got {spec!r}")
         if spec.optional and kind == "output":
