@@ -64,8 +64,8 @@ class Control:
     def read(self, kind: int, flags: int, number: int, payload: memoryview, events: list[Any]) -> None:
         """Handle one frame."""
         if kind == frames.WINDOW_UPDATE:
-            self._window_update(number, payload, events)
-        elif kind == frames.RST_STREAM:
+            raise H2Error(ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE of an invalid size")  # `_parse` reads others.
+        if kind == frames.RST_STREAM:
             self._rst_stream(number, payload, events)
         elif kind == frames.PING:
             self._ping(flags, number, payload, events)
@@ -86,11 +86,9 @@ class Control:
         else:
             self._streams.charge("frames of unknown types")
 
-    def _window_update(self, number: int, payload: memoryview, events: list[Any]) -> None:
-        if len(payload) != 4:
-            raise H2Error(ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE of an invalid size")
+    def window_update(self, number: int, by: int, events: list[Any]) -> None:
+        """Open the window of a stream or, with 0, of the connection. May raise `H2Error`."""
         self._streams.check_not_idle(number, "WINDOW_UPDATE")
-        by = int.from_bytes(payload) & frames.LARGEST_WINDOW
         if by < SMALL_WINDOW_UPDATE or not self._out.has_unsent:
             self._streams.charge_earned("needless WINDOW_UPDATEs")
         if number and number not in self._streams.open:
@@ -427,17 +425,14 @@ class Connection:
                     self._start = after
                     continue
             start += frames.HEAD_BYTES
-            if kind == frames.DATA:
-                if self._complete_data(number, flags, start, length, events):
-                    continue
-                if flags & frames.PADDED and length and start == end:
-                    return  # The length of the padding is needed first.
-                self._start = start
-                self._begin_data(number, length, flags, events)
-                if not self._data.left and not self._data.padding:
-                    self._read_data(events)
-                continue
-            if not self._read_frame(kind, flags, number, start, length, events):
+            if kind == frames.WINDOW_UPDATE and length == 4 and end - start >= 4:
+                self._start = start + 4
+                by: int = frames.WORD.unpack_from(view, start)[0] & frames.LARGEST_WINDOW
+                self._control.window_update(number, by, events)
+            elif kind == frames.DATA:
+                if not self._read_data_frame(number, flags, start, length, events):
+                    return
+            elif not self._read_frame(kind, flags, number, start, length, events):
                 return
 
     def _read_frame(
@@ -467,14 +462,25 @@ class Connection:
         self._start = min(self._end, start + self._headers.left)
         self._headers.more(self._view[start : self._start], events)
 
-    def _complete_data(self, number: int, flags: int, start: int, length: int, events: list[Event]) -> bool:
-        """Read a complete DATA frame, maybe with more like it; returns False if it needs the general path."""
+    def _read_data_frame(self, number: int, flags: int, start: int, length: int, events: list[Event]) -> bool:
+        """Read a complete DATA frame, maybe with more like it, or else begin it.
+
+        Return False if more bytes are needed for that.
+        """
         view = self._view[: self._end]
         after = self._requests.body(view, start, length, flags, number, events)
         if not after and not flags:
             after = self._data.run(number, start, length, view, events)
-        self._start = after or self._start
-        return after > 0
+        if after:
+            self._start = after
+            return True
+        if flags & frames.PADDED and length and start == self._end:
+            return False  # The length of the padding is needed first.
+        self._start = start
+        self._begin_data(number, length, flags, events)
+        if not self._data.left and not self._data.padding:
+            self._read_data(events)
+        return True
 
     def _check(self, kind: int, number: int, length: int) -> None:
         """Raise `H2Error` if such a frame is not allowed now."""

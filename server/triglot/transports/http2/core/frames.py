@@ -64,7 +64,8 @@ class Setting(enum.IntEnum):
 HEAD: Final = struct.Struct(">LBL")
 """A frame header: length (24 bits) and type; flags; stream."""
 _SETTING: Final = struct.Struct(">HL")
-_WORD: Final = struct.Struct(">L")
+WORD: Final = struct.Struct(">L")
+"""A number of 32 bits, such as a window's increment."""
 _GOAWAY: Final = struct.Struct(">LL")
 
 
@@ -86,12 +87,12 @@ def read_settings(payload: memoryview) -> list[tuple[int, int]]:
 
 def window_update(stream: int, by: int) -> bytes:
     """Return a WINDOW_UPDATE frame; stream 0 is the connection."""
-    return head(4, WINDOW_UPDATE, 0, stream) + _WORD.pack(by)
+    return head(4, WINDOW_UPDATE, 0, stream) + WORD.pack(by)
 
 
 def rst_stream(stream: int, code: ErrorCode) -> bytes:
     """Return a RST_STREAM frame."""
-    return head(4, RST_STREAM, 0, stream) + _WORD.pack(code)
+    return head(4, RST_STREAM, 0, stream) + WORD.pack(code)
 
 
 def ping(data: bytes, *, ack: bool = False) -> bytes:

@@ -27,13 +27,11 @@ FRAME_EARNS: Final = 2
 
 
 class _Outgoing:
-    """The sending side of one stream."""
+    """Data that one stream sends."""
 
-    __slots__ = ("blocked_since", "pieces", "sent", "trailers", "window")
+    __slots__ = ("blocked_since", "pieces", "sent", "trailers")
 
-    def __init__(self, left: int) -> None:
-        self.window = left
-        """Remaining window of the stream; a change of SETTINGS may make it negative."""
+    def __init__(self) -> None:
         self.pieces: list[memoryview] = []
         """Data to send.
 
@@ -73,8 +71,10 @@ class Sender:
         self._paused = False
         self._window = frames.DEFAULT_WINDOW
         self._initial = frames.DEFAULT_WINDOW
-        self._streams: dict[int, _Outgoing | None] = {}
-        """None: nothing was sent and no window was changed, as for most streams until their response."""
+        self._windows: dict[int, int] = {}
+        """Remaining window of each open stream; a change of SETTINGS may make it negative."""
+        self._outgoing: dict[int, _Outgoing] = {}
+        """Streams with data other than one complete small response, which most streams send."""
         self._waiting: dict[int, _Outgoing] = {}
         self._out: list[Any] = []
 
@@ -89,9 +89,7 @@ class Sender:
         To be called regularly. While the socket accepts nothing, no stream counts as stalled.
         """
         stalled = []
-        for number, stream in self._streams.items():
-            if stream is None:
-                continue
+        for number, stream in self._outgoing.items():
             if not stream.pieces or self._paused:
                 stream.blocked_since = None
             elif stream.blocked_since is None or stream.sent >= min_sent:
@@ -121,35 +119,30 @@ class Sender:
 
     def begin(self, number: int) -> None:
         """Open the sending side of a stream."""
-        self._streams[number] = None
-
-    def _stream(self, number: int) -> _Outgoing:
-        stream = self._streams[number]
-        if stream is None:
-            stream = self._streams[number] = _Outgoing(self._initial)
-        return stream
+        self._windows[number] = self._initial
 
     def has(self, number: int) -> bool:
         """Return whether the sending side of the stream is open."""
-        return number in self._streams
+        return number in self._windows
 
     def drop(self, number: int) -> None:
         """Close the sending side of the stream, and discard its data."""
-        stream = self._streams.pop(number, None)
-        self._waiting.pop(number, None)
+        self._windows.pop(number, None)
+        stream = self._outgoing.pop(number, None)
         if stream is not None and stream.pieces:
+            self._waiting.pop(number, None)
             self.unsent -= sum(map(len, stream.pieces))
 
     def is_blocked(self, number: int) -> bool:
         """Return whether data of the stream is waiting."""
-        stream = self._streams.get(number)
+        stream = self._outgoing.get(number)
         return stream is not None and bool(stream.pieces)
 
     # --- a stream's response ---
 
     def headers(self, number: int, block: bytes, *, end: bool = False) -> None:
         """Send a header block; `end`: with END_STREAM."""
-        if number not in self._streams:
+        if number not in self._windows:
             return  # The stream was reset, together with the data that is answered here.
         self._out.append(self._headers(number, block, frames.END_STREAM if end else 0))
         if end:
@@ -170,9 +163,11 @@ class Sender:
 
     def data(self, number: int, pieces: Iterable[Piece]) -> bool:
         """Send a part of the body; returns whether all was sent. The pieces must not change until then."""
-        if number not in self._streams:
+        if number not in self._windows:
             return True
-        stream = self._stream(number)
+        stream = self._outgoing.get(number)
+        if stream is None:
+            stream = self._outgoing[number] = _Outgoing()
         for piece in pieces:
             if len(piece):
                 view = memoryview(piece).cast("B")
@@ -191,9 +186,9 @@ class Sender:
         self._last(number, b"")
 
     def _last(self, number: int, block: bytes) -> None:
-        if number not in self._streams:
+        if number not in self._windows:
             return
-        stream = self._streams[number]
+        stream = self._outgoing.get(number)
         if stream is not None and stream.pieces:
             stream.trailers = block
         else:
@@ -209,10 +204,9 @@ class Sender:
 
     def respond(self, number: int, headers: bytes, body: list[Any], size: int, trailers: bytes) -> None:
         """Send a complete response with `size` bytes of body, in one buffer if the windows allow."""
-        if number not in self._streams:
+        room = self._windows.get(number)
+        if room is None:
             return
-        stream = self._streams[number]
-        room = self._initial if stream is None else stream.window
         if (
             size > room
             or size > self._window
@@ -240,11 +234,7 @@ class Sender:
                 ]
             )
         )
-        if stream is None:
-            del self._streams[number]
-            self._done(number)
-        else:
-            self._end(number)
+        self._end(number)
 
     def _end(self, number: int) -> None:
         self.drop(number)
@@ -260,15 +250,16 @@ class Sender:
         if number == 0:
             self._window += by
             return self.flush() if self._window <= frames.LARGEST_WINDOW else None
-        if number not in self._streams:
+        window = self._windows.get(number)
+        if window is None:
             return []
-        stream = self._stream(number)
-        stream.window += by
-        if stream.window > frames.LARGEST_WINDOW:
+        self._windows[number] = window = window + by
+        if window > frames.LARGEST_WINDOW:
             return None
-        if stream.pieces and stream.window > 0 and number not in self._waiting and self._send(number, stream):
-            return [Drained(number)]
-        return []
+        stream = self._outgoing.get(number)
+        if stream is None or not stream.pieces or window <= 0 or number in self._waiting:
+            return []
+        return [Drained(number)] if self._send(number, stream) else []
 
     def set_initial_window(self, initial: int) -> bool:
         """Change the initial window of all streams (SETTINGS).
@@ -276,13 +267,12 @@ class Sender:
         Return False if a window exceeds the largest size allowed.
         """
         more, self._initial = initial - self._initial, initial
-        for number, stream in self._streams.items():
-            if stream is None:
-                continue
-            stream.window += more
-            if stream.window > frames.LARGEST_WINDOW:
+        for number, window in self._windows.items():
+            self._windows[number] = window + more  # Only values change: the iteration goes on.
+            if window + more > frames.LARGEST_WINDOW:
                 return False
-            if stream.pieces and stream.window > 0:
+        for number, stream in self._outgoing.items():
+            if stream.pieces and self._windows[number] > 0:
                 self._waiting.setdefault(number, stream)
         return True
 
@@ -310,9 +300,10 @@ class Sender:
         """Send as much as the windows allow; returns whether nothing is left."""
         pieces = stream.pieces
         while pieces:
-            room = 0 if self._paused else min(self._window, stream.window, self.max_frame)
+            window = self._windows[number]
+            room = 0 if self._paused else min(self._window, window, self.max_frame)
             if room <= 0:
-                if stream.window > 0:
+                if window > 0:
                     self._waiting[number] = stream
                 return False
             if len(pieces[0]) > room == self.max_frame:
@@ -327,7 +318,7 @@ class Sender:
         """Send a large piece in frames of the largest size, as many as the windows allow: at least one."""
         pieces, size = stream.pieces, self.max_frame
         piece = pieces[0]
-        count = min(self._window, stream.window, len(piece)) // size
+        count = min(self._window, self._windows[number], len(piece)) // size
         head = frames.head(size, frames.DATA, 0, number)
         for at in range(0, count * size, size):
             self._out += head, piece[at : at + size]
@@ -335,14 +326,14 @@ class Sender:
             pieces.pop(0)
         else:
             pieces[0] = piece[count * size :]
-        self._count_sent(stream, count * size)
+        self._count_sent(number, stream, count * size)
         self._earned(count * FRAME_EARNS)
 
-    def _count_sent(self, stream: _Outgoing, size: int) -> None:
+    def _count_sent(self, number: int, stream: _Outgoing, size: int) -> None:
         self._window -= size
+        self._windows[number] -= size
         self.unsent -= size
         self.bytes_sent += size
-        stream.window -= size
         stream.sent += size
 
     def _send_frame(self, number: int, stream: _Outgoing, room: int) -> None:
@@ -358,7 +349,7 @@ class Sender:
             else:
                 taken.append(pieces.pop(0))
                 size += len(piece)
-        self._count_sent(stream, size)
+        self._count_sent(number, stream, size)
         if size >= EARNING_BYTES or not pieces:
             self._earned(FRAME_EARNS)
         head = frames.head(size, frames.DATA, 0, number)
