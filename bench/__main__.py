@@ -34,6 +34,7 @@ BENCHES: tuple[tuple[str, Sequence[str]], ...] = (
     ("spans", ()),
     ("ray", ()),
     ("storage", ()),
+    ("builds", ()),
 )
 USUAL = ("micro", "lifecycle", "leaks", PAGE)
 ALL = "all"
@@ -59,10 +60,12 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__.splitlines()[0])
     text = f"benches to run: {', '.join(names)}, or {ALL} (default: {', '.join(USUAL)})"
     parser.add_argument("name", nargs="*", help=text)
-    parser.add_argument("--server-python", metavar="PATH", help=f"another interpreter, for {PAGE}: see its --help")
+    parser.add_argument("--server-python", metavar="PATH", help="another interpreter, for builds")
     arguments = parser.parse_args(words)
     chosen = arguments.name or USUAL
-    for_page = ["--server-python", arguments.server_python] if arguments.server_python else []
+    flags = dict(BENCHES)
+    if arguments.server_python:
+        flags["builds"] = ("--server-python", arguments.server_python)
     if ALL in chosen:
         chosen = names
     if unknown := [name for name in chosen if name not in names]:
@@ -73,7 +76,7 @@ def main(words: Sequence[str] | None = None) -> int:
             continue
         print(f"\n=== {name}, after {(time.monotonic() - began) / 60:.1f} minutes\n", flush=True)
         # The load bench writes the page itself.
-        good = show(name, for_page) if name == PAGE else keep(name, dict(BENCHES)[name])
+        good = show(name) if name == PAGE else keep(name, flags[name])
         if not good:
             failed.append(name)
     print(f"\n{(time.monotonic() - began) / 60:.1f} minutes" + "".join(f"; {name} failed" for name in failed))

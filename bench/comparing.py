@@ -36,13 +36,9 @@ class Settings:
     aa: bool = False  # a second server like the first one, in place of the others
     against: Checkout | None = None
     """Another checkout: the lines of triglot are then measured in pairs, with this server and with that one."""
-    other_python: str = ""
-    """Another interpreter: the lines of Python's servers are then measured in pairs, under both; "" for none."""
 
 
-def lines_of(
-    scenario: Scenario, against: Checkout | None = None, other_python: str = ""
-) -> tuple[list[Line], list[str]]:
+def lines_of(scenario: Scenario, against: Checkout | None = None) -> tuple[list[Line], list[str]]:
     """Return the lines that can be measured here, and why others cannot; pairs of them as in `Settings`."""
     if scenario.needs and scenario.needs not in {option.name for option in fields(Config)}:
         return [], [f"this server has no option {scenario.needs}"]
@@ -59,8 +55,6 @@ def lines_of(
             lines.append(line)
     if against is not None:
         lines, reasons = list(_pairs(lines, against)), ["no line is of our server with options that both know"]
-    elif other_python:
-        lines, reasons = list(_python_pairs(lines, other_python)), ["no line is of a server in Python"]
     return lines, list(dict.fromkeys(reasons))
 
 
@@ -75,20 +69,16 @@ def _pairs(lines: Sequence[Line], other: Checkout) -> Iterator[Line]:
             yield replace(line, name=f"{line.name}, {other.path}", launch=other_launch)
 
 
-def _python_pairs(lines: Sequence[Line], python: str) -> Iterator[Line]:
-    """Yield each line of a server in Python, and its pair under another interpreter."""
-    for line in lines:
-        if not line.launch.triton:
-            other_launch = replace(line.launch, name=f"{line.launch.name}, {python}", python=python)
-            yield line
-            yield replace(line, name=f"{line.name}, {python}", launch=other_launch)
-
-
 def compare(scenario: Scenario, settings: Settings) -> list[Measured[str]]:
     """Run a scenario; returns the measurements of each line, of which the first is the baseline."""
-    lines, _ = lines_of(scenario, settings.against, settings.other_python)
+    lines, _ = lines_of(scenario, settings.against)
     if settings.aa:
         lines = [lines[0], replace(lines[0], name="the same again")]
+    return measure(scenario, lines, settings)
+
+
+def measure(scenario: Scenario, lines: Sequence[Line], settings: Settings) -> list[Measured[str]]:
+    """Return the measurements of these lines."""
     measured: list[Measured[str]] = [Measured(line.name) for line in lines]
     with servers.on_cores(settings.all_cores if scenario.shared_cores else frozenset()):
         if scenario.starts:

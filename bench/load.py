@@ -6,7 +6,6 @@ From the repository's root: `python -m bench.load --help`.
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from bench import aims, native, page, report, servers, triton
@@ -17,8 +16,6 @@ from bench.servers import Checkout
 from bench.tally import BenchError
 
 RESULTS = Path(__file__).with_name("results.md")
-MAIN = ("infer-c1", "infer-c8", "infer-c64", "stream-c64", "rest-json-c8", "rest-json-1x150528-c4")
-"""Scenarios that are measured under another interpreter, too."""
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -44,15 +41,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
         metavar="PATH",
         help="another checkout of the project: load its server, too, in turn with this one's, and no others",
     )
-    parser.add_argument(
-        "--server-python",
-        type=Path,
-        metavar="PATH",
-        help=f"another interpreter, with an environment of its own: runs the servers of {', '.join(MAIN)}, too",
-    )
     arguments = parser.parse_args(words)
-    if arguments.server_python and (arguments.aa or arguments.against):
-        parser.error("--server-python excludes --aa and --against")
     if arguments.rounds < 1 or arguments.seconds <= 0:
         parser.error("--rounds and --seconds must be positive")
     return arguments
@@ -76,11 +65,8 @@ def run(arguments: argparse.Namespace) -> None:
     described = [f"{settings.rounds} rounds of {settings.seconds:g} s; {cores.note}"]
     if against is None:
         described += list(filter(None, (triton.left_out(), native.left_out())))
-    other = servers.environment_of(arguments.server_python) if arguments.server_python else ""
-    other_python = report.interpreter(other) if other else ""
-    print(*report.machine(), *described, *([f"other: {other_python}"] if other else []), sep="\n", flush=True)
+    print(*report.machine(), *described, sep="\n", flush=True)
     results: list[tuple[Scenario, list[Measured[str]]]] = []
-    in_other: list[tuple[Scenario, list[Measured[str]]]] = []
     for number, scenario in enumerate(scenarios, 1):
         print(f"\n{number} of {len(scenarios)}, {scenario.name}: {scenario.title}", flush=True)
         lines, reasons = lines_of(scenario, against)
@@ -93,10 +79,6 @@ def run(arguments: argparse.Namespace) -> None:
             print(report.plain(page.PAIR_COLUMNS, page.pair_rows(measured)), flush=True)
         else:
             print(report.plain(page.columns(scenario), page.rows(scenario, measured)), flush=True)
-        if other and scenario.name in MAIN:
-            pairs = compare(scenario, replace(settings, other_python=other))
-            in_other.append((scenario, pairs))
-            print("", report.plain(page.PYTHON_COLUMNS, page.python_rows(pairs)), sep="\n", flush=True)
     complete = not arguments.only and not arguments.aa and against is None
     if complete:
         goals = aims.rows({scenario.name: measured for scenario, measured in results})
@@ -106,10 +88,7 @@ def run(arguments: argparse.Namespace) -> None:
     if output is not None:
         picture = output.with_suffix(".svg")
         picture.write_text(page.drawn(results), encoding="utf-8")
-        output.write_text(
-            page.page(results, described, picture.name, other_python=other_python, in_other=in_other),
-            encoding="utf-8",
-        )
+        output.write_text(page.page(results, described, picture.name), encoding="utf-8")
         print(f"\nwritten: {output}, {picture}")
 
 

@@ -28,18 +28,6 @@ PAIR_COLUMNS = (
     "(min-max)",
     "client busy",
 )
-PYTHON_COLUMNS = (
-    "line",
-    "calls/s",
-    "other Python",
-    "other / this",
-    "(min-max)",
-    "CPU µs/call",
-    "other Python",
-    "other / this",
-    "(min-max)",
-    "client busy",
-)
 LEGEND = f"""\
 No small call is like another one, unless the line says "identical calls": each has other values, 1 to 8 rows,
 an id (a UUID), a deadline of {TIMEOUT[0]} to {TIMEOUT[1]} ms and a W3C traceparent of its own;
@@ -65,10 +53,6 @@ stock; "tuned" ones run on uvloop and keep freed memory, as ours do. A stock one
 a factor of two from start to start, as glibc's malloc happens to give memory back to the kernel or not: there, the
 servers are started several times, as the title says. "tritonserver" is Triton's, with models of a backend in C++
 that gives back its inputs, on the same one core."""
-
-OTHER_PYTHON = """\
-The main lines once more. In each pair, one server runs under the Python of all other sections, and one under
-another: {other}. They are loaded in turn, round by round, by the same client."""
 
 
 def columns(scenario: Scenario) -> list[str]:
@@ -107,15 +91,9 @@ def pair_rows(measured: Sequence[Measured[str]]) -> list[list[str]]:
     return [_pair(first, second) for first, second in zip(measured[::2], measured[1::2], strict=True)]
 
 
-def python_rows(measured: Sequence[Measured[str]]) -> list[list[str]]:
-    """Return one table row for each pair of lines under two interpreters, which alternate in `measured`."""
-    return [_pair(this, other, turned=True) for this, other in zip(measured[::2], measured[1::2], strict=True)]
-
-
-def _pair(first: Measured[str], second: Measured[str], *, turned: bool = False) -> list[str]:
-    """Return a row with the ratios of the first to the second, or `turned` around."""
-    pair = (second, first) if turned else (first, second)
-    rates, cpus = ratios(*pair), costs(*pair)
+def _pair(first: Measured[str], second: Measured[str]) -> list[str]:
+    """Return a row with the ratios of the first to the second."""
+    rates, cpus = ratios(first, second), costs(first, second)
     busy = max(measurement.median(lambda mine: mine.client_busy) for measurement in (first, second))
     return [
         first.setting,
@@ -152,13 +130,8 @@ def page(
     settings: Sequence[str],
     picture: str,
     folder: Path = HERE,
-    other_python: str = "",
-    in_other: Sequence[tuple[Scenario, Sequence[Measured[str]]]] = (),
 ) -> str:
-    """Return the results page; `picture` is the chart's file, `folder` has the other benches' texts.
-
-    `in_other`: pairs of lines under this Python and `other_python`, which is described.
-    """
+    """Return the results page; `picture` is the chart's file, `folder` has the other benches' texts."""
     by_name: Results = {scenario.name: measured for scenario, measured in results}
     goals = [*aims.rows(by_name), *other_results.rows(folder)]
     parts = [
@@ -170,10 +143,6 @@ def page(
         "## How it is measured",
         LEGEND,
     ]
-    if in_other:
-        parts += ["## Another interpreter", OTHER_PYTHON.format(other=other_python)]
-    for scenario, measured in in_other:
-        parts += [f"**{scenario.name}**: {scenario.title}", report.markdown(PYTHON_COLUMNS, python_rows(measured))]
     for scenario, measured in results:
         parts += [
             f"## {scenario.name}",

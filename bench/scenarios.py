@@ -174,7 +174,7 @@ def _small(in_flight: int, connections: int = 1) -> Scenario:
 
 
 def _large(name: str, elements: int, in_flight: int, making: Making, starts: int = 0) -> Scenario:
-    lines = (BARE, TUNED, H2_THREAD, H2_ASYNC, AIO_THREAD)
+    lines = (BARE, TUNED, H2_THREAD, H2_ASYNC, AIO_THREAD, *([OVER_TRITON] if making is grpc_exchange else []))
     return Scenario(name, elements, in_flight, making, lines, starts=starts)
 
 
@@ -270,6 +270,7 @@ SCENARIOS = (
     PROTOCOLS,
     _large("infer-1MiB-c8", MIB, 8, grpc_exchange, starts=STARTS),
     _large("infer-16MiB-c1", 16 * MIB, 1, grpc_exchange, starts=STARTS),
+    _large("infer-16MiB-c4", 16 * MIB, 4, grpc_exchange, starts=STARTS),
     _small_stream(1),
     _small_stream(16),
     _small_stream(64),
@@ -289,3 +290,4 @@ SCENARIOS = (
     _rest("rest-predict-1x150528-c4", IMAGE, 4, predict_json_exchange),
     WORKERS,
 )
+BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}

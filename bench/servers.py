@@ -251,11 +251,13 @@ class Checkout:
     """Another checkout of the project, whose server runs with this one's Python and models."""
 
     path: Path
+    source: str = "server"
+    """The folder in it that has the package."""
 
     @property
     def environment(self) -> dict[str, str]:
         """Environment variables that make Python find its package before the installed one."""
-        return {"PYTHONPATH": str(self.path / "server")}
+        return {"PYTHONPATH": str(self.path / self.source)}
 
     def options(self) -> frozenset[str]:
         """Return the flags of its `triglot serve`. Raise `BenchError` if there is no such server."""

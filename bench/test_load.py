@@ -26,7 +26,8 @@ from bench import (
     triton,
 )
 from bench.aims import CPU, P50, Aim
-from bench.comparing import Settings, compare, lines_of
+from bench.builds import Build, groups
+from bench.comparing import Settings, compare, lines_of, measure
 from bench.lifecycle import Started
 from bench.measure import Round
 from bench.payloads import grpc_exchange, tensor
@@ -174,23 +175,21 @@ def test_against_another_checkout(tmp_path: Path) -> None:
     assert all(len(row) == len(page.PAIR_COLUMNS) for row in table)
 
 
-def test_under_another_interpreter() -> None:
-    scenario = replace(BY_NAME["infer-c8"], lines=(BARE, H2_THREAD, OVER_TRITON))
-    measured = compare(scenario, replace(SETTINGS, other_python=sys.executable))
-    names = [BARE.name, "h2, thread"]
-    assert [measurement.setting for measurement in measured] == [
-        text for name in names for text in (name, f"{name}, {sys.executable}")
-    ]
-    table = page.python_rows(measured)
-    assert [row[0] for row in table] == names
-    assert all(len(row) == len(page.PYTHON_COLUMNS) for row in table)
-    text = page.page([(scenario, measured)], [], "p.svg", other_python="Python 3", in_other=[(scenario, measured)])
-    assert "another: Python 3. They" in text
-    assert page.python_rows([known("h2", 100, 200), known("h2, other", 150, 300)])[0][1:4] == [
-        "150",
-        "225",
-        "1.50",
-    ]
+def test_builds_beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each line of our server runs under every build, after the same call to Triton's."""
+    monkeypatch.setattr(triton, "left_out", str)
+    made = [Build("pure"), Build("again", Checkout(servers.ROOT), sys.executable)]
+    kinds = dict(groups(BY_NAME["kinds-c64"], made))
+    assert kinds.keys() >= {"two models in turn, h2", "BYTES, h2"}
+    for lines in kinds.values():
+        assert [line.name for line in lines] == [OVER_TRITON.name, "pure", "again"]
+        assert len({replace(line, name="", launch=H2) for line in lines}) == 1
+    monkeypatch.undo()
+    scenario = replace(BY_NAME["infer-c8"], lines=(BARE, H2_THREAD))
+    ((what, lines),) = groups(scenario, made)
+    measured = measure(scenario, lines, SETTINGS)
+    assert (what, [measurement.setting for measurement in measured]) == ("h2, thread", ["pure", "again"])
+    assert all(measurement.rounds for measurement in measured)
 
 
 @pytest.mark.parametrize(
