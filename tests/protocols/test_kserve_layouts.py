@@ -93,6 +93,46 @@ def test_messages_of_one_length_that_differ(other: bytes) -> None:
     assert_same(decoder, request(), other, request(), other, other)
 
 
+def of_contents(values: list[float], datatype: str = "FP32", more: bytes = b"") -> bytes:
+    message = pb.ModelInferRequest(model_name="m", id="7")
+    tensor = message.inputs.add(name="x", datatype=datatype, shape=[len(values)])
+    getattr(tensor.contents, f"{datatype.lower()}_contents").extend(values)
+    return message.SerializeToString() + more
+
+
+@pytest.mark.parametrize("datatype", ["FP32", "FP64"])
+@pytest.mark.parametrize("count", [20, 300, 9000])
+def test_floats_in_contents(datatype: str, count: int) -> None:
+    """They are not part of what is remembered: every request has its own."""
+    decoder = InferDecoder()
+    for number in range(3):
+        values = [number + at / 4 for at in range(count)]
+        decoded = decoder(of_contents(values, datatype))
+        assert isinstance(decoded.inputs[0].data, np.ndarray)
+        assert decoded.inputs[0].data.tolist() == values
+    assert_same(decoder, of_contents(values, datatype), of_contents(values, datatype, field(7, "raw")))
+
+
+@pytest.mark.parametrize(
+    "contents",
+    [
+        field(6, bytes(80)) + field(99, "unknown"),
+        field(6, bytes(40)) + field(6, bytes(40)),
+        field(2, b"\1" * 80) + field(6, bytes(80)),
+        field(7, bytes(80)),
+        field(6, bytes(79)),
+        varint_field(6, 1) * 40,
+        field(8, bytes(80)),
+        b"",
+    ],
+)
+def test_contents_other_than_one_run_of_the_datatypes_floats(contents: bytes) -> None:
+    tensor = field(1, "x" * 40) + field(2, "FP32") + field(3, b"\x14") + field(5, contents)
+    decoder = InferDecoder()
+    for message in (field(1, "m") + field(5, tensor), field(1, "m") + field(5, tensor + field(5, contents))):
+        assert_same(decoder, message, message)
+
+
 MORE = {
     "a parameter": field(4, field(1, "k") + field(2, varint_field(2, 1))),
     "an output": field(6, field(1, "y")),
@@ -161,12 +201,18 @@ REGIONS = st.fixed_dictionaries(
         "classification": st.integers(0, 2).map(lambda classes: pb.InferParameter(int64_param=classes)),
     },
 )
+NUMBERS = st.lists(st.integers(0, 9), min_size=14, max_size=20)
+CONTENTS = st.builds(
+    pb.InferTensorContents,
+    **dict.fromkeys(("fp32_contents", "fp64_contents", "int_contents"), st.just([]) | NUMBERS),
+)
 TENSORS = st.builds(
     pb.ModelInferRequest.InferInputTensor,
     name=st.sampled_from(["x", "y"]),
-    datatype=st.sampled_from(["FP32", "INT8", "BYTES", "FP31"]),
+    datatype=st.sampled_from(["FP32", "FP64", "INT8", "BYTES", "FP31"]),
     shape=st.lists(st.integers(-1, 3), max_size=2),
     parameters=st.just({}) | REGIONS,
+    contents=st.none() | CONTENTS,
 )
 OUTPUTS = st.builds(
     pb.ModelInferRequest.InferRequestedOutputTensor, name=st.sampled_from(["x", "y"]), parameters=REGIONS

@@ -6,7 +6,7 @@ are cut out by `InferDecoder`; the rest is the key of the layout, which is parse
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
@@ -300,20 +300,31 @@ def _decode_contents(tensor: pb.ModelInferRequest.InferInputTensor, model: str) 
 
 VIEW_FROM_BYTES: Final = 16 * 1024
 """Tensors of larger messages are views of the message; in smaller ones, copies are quicker."""
-_ID, _PARAMETERS, _RAW = map(length_tag, (ID, REQUEST_PARAMETERS, RAW_INPUTS))
+_ID, _PARAMETERS, _RAW, _INPUT = map(length_tag, (ID, REQUEST_PARAMETERS, RAW_INPUTS, _INPUTS))
+_CONTENTS: Final = length_tag(5)
+_FLOATS: Final = (length_tag(6), length_tag(7))
+"""`fp32_contents` and `fp64_contents`: packed, they are the tensor's bytes."""
+LONG_INPUT: Final = 64
+"""A longer input is looked through for such contents; a raw tensor's has a name, a datatype and a shape."""
 _Bytes = bytes | memoryview
+IN_REGION, IS_RAW, IN_CONTENTS = range(3)
+"""Where the data of an input is."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """What requests of a layout share. `inputs`: name, datatype, shape, and whether the data is a raw tensor."""
+    """What requests of a layout share. `inputs`: name, datatype, shape, and where the data is.
+
+    `cut_count`: how many tensors `_cut` returns; `all_raw`: each input has one, and it is raw.
+    """
 
     model_name: str
     model_version: str
-    inputs: Sequence[tuple[str, str, tuple[int, ...], bool]]
+    inputs: Sequence[tuple[str, str, tuple[int, ...], int]]
     outputs: Sequence[str]
     options: TensorOptions | None
-    raw_count: int
+    cut_count: int
+    all_raw: bool
 
 
 class InferDecoder:
@@ -325,28 +336,24 @@ class InferDecoder:
     def __call__(self, data: MessageBytes) -> InferenceRequest:
         """Return the request of a serialized ModelInferRequest. Raise `InvalidArgument`."""
         try:
-            key, request_id, parameters, raw = _cut(data)
+            key, request_id, parameters, tensors = _cut(data)
         except (IndexError, ValueError):
             return decode_infer(data)  # It raises a precise error if the message is invalid.
         layout = self._layouts.known.get(key)
         if layout is None:
             request = decode_infer(data)
-            if (layout := _layout_of(request, len(raw))) is not None:
+            if (layout := _layout_of(request, len(tensors))) is not None:
                 self._layouts.put(key, layout)
             return request
-        if len(raw) != layout.raw_count or sum(map(len, parameters)) > SCAN_FROM_BYTES:
+        if len(tensors) != layout.cut_count or sum(map(len, parameters)) > SCAN_FROM_BYTES:
             return decode_infer(data)
-        if len(raw) == len(layout.inputs):
+        if layout.all_raw:
             inputs = [
                 InputTensor(name, datatype, shape, tensor)
-                for (name, datatype, shape, _), tensor in zip(layout.inputs, raw, strict=True)
+                for (name, datatype, shape, _), tensor in zip(layout.inputs, tensors, strict=True)
             ]
         else:
-            tensors = iter(raw)
-            inputs = [
-                InputTensor(name, datatype, shape, next(tensors) if is_raw else b"")
-                for name, datatype, shape, is_raw in layout.inputs
-            ]
+            inputs = _inputs_of(layout, iter(tensors))
         request = InferenceRequest(
             layout.model_name, layout.model_version, request_id, inputs, layout.outputs, options=layout.options
         )
@@ -358,8 +365,19 @@ class InferDecoder:
         return request
 
 
+def _inputs_of(layout: _Layout, tensors: Iterator[_Bytes]) -> list[InputTensor]:
+    """Return a request's inputs, for which `tensors` has what `_cut` returned."""
+    inputs = []
+    for name, datatype, shape, where in layout.inputs:
+        tensor: Buffer | Array = b"" if where == IN_REGION else next(tensors)
+        if where == IN_CONTENTS:
+            tensor = np.frombuffer(tensor, DATATYPES[datatype].dtype)
+        inputs.append(InputTensor(name, datatype, shape, tensor))
+    return inputs
+
+
 def _cut(data: MessageBytes) -> tuple[bytes, str, list[_Bytes], list[_Bytes]]:
-    """Return the layout's key, the id, the fields that hold parameters, and the raw tensors.
+    """Return the layout's key, the id, the fields that hold parameters, and the tensors: raw, or packed floats.
 
     Raise `IndexError` or `ValueError` for an unusual or damaged message.
     """
@@ -368,7 +386,7 @@ def _cut(data: MessageBytes) -> tuple[bytes, str, list[_Bytes], list[_Bytes]]:
     request_id = ""
     kept: list[_Bytes] = []
     parameters: list[_Bytes] = []
-    raw: list[_Bytes] = []
+    tensors: list[_Bytes] = []
     at = since = 0
     for _ in range(MAX_FIELDS):
         if at == end:
@@ -382,33 +400,65 @@ def _cut(data: MessageBytes) -> tuple[bytes, str, list[_Bytes], list[_Bytes]]:
         if after > end:
             raise ValueError("a field extends beyond the end")
         if tag == _RAW:
-            raw.append(buffer[start:after])
+            tensors.append(buffer[start:after])
         elif tag == _ID:
             request_id = str(buffer[start:after], "utf-8")
         elif tag == _PARAMETERS:
             parameters.append(buffer[at:after])
+        elif tag == _INPUT and size > LONG_INPUT and (floats := _floats_at(data, start, after)):
+            tensors.append(buffer[floats:after])
+            at = floats
         else:
             at = after
             continue
         kept.append(buffer[since:at])
         at = since = after
-    if at != end or len(raw) > MAX_RAW.count:
+    if at != end or len(tensors) > MAX_RAW.count:
         raise ValueError("too many fields")
     kept.append(buffer[since:])
-    return b"".join(kept), request_id, parameters, raw
+    return b"".join(kept), request_id, parameters, tensors
 
 
-def _layout_of(request: InferenceRequest, raw_count: int) -> _Layout | None:
-    """Return the layout, None if it cannot be cached: with typed contents, or parameters of single inputs."""
+def _floats_at(data: MessageBytes, at: int, end: int) -> int:
+    """Return where the packed floats begin that end the message of an input; 0 if it ends otherwise.
+
+    Raise `IndexError` or `ValueError` for some damaged messages.
+    """
+    while at < end:
+        tag, size, start = data[at], data[at + 1], at + 2
+        if size > 0x7F:
+            size, start = long_length(data, at + 1)
+        if tag & 0x87 != LENGTH:
+            break
+        if tag == _CONTENTS:
+            if size < 3 or start + size != end:
+                break
+            tag, size, floats = data[start], data[start + 1], start + 2
+            if size > 0x7F:
+                size, floats = long_length(data, start + 1)
+            return floats if tag in _FLOATS and size and floats + size == end else 0
+        at = start + size
+    return 0
+
+
+def _layout_of(request: InferenceRequest, cut_count: int) -> _Layout | None:
+    """Return the layout, None if it cannot be cached: data that is not cut, or parameters of single inputs."""
     in_regions = {} if request.options is None else request.options.inputs
-    if request.input_parameters is not None or len(request.inputs) - len(in_regions) != raw_count:
+    if request.input_parameters is not None or len(request.inputs) - len(in_regions) != cut_count:
         return None
-    inputs = [
-        (tensor.name, tensor.datatype, tensor.shape, at not in in_regions)
-        for at, tensor in enumerate(request.inputs)
-    ]
-    outputs = tuple(request.outputs)
-    return _Layout(request.model_name, request.model_version, inputs, outputs, request.options, raw_count)
+    inputs = []
+    for at, tensor in enumerate(request.inputs):
+        where = IN_REGION if at in in_regions else IN_CONTENTS if isinstance(tensor.data, np.ndarray) else IS_RAW
+        inputs.append((tensor.name, tensor.datatype, tensor.shape, where))
+    return _Layout(
+        request.model_name,
+        request.model_version,
+        inputs,
+        tuple(request.outputs),
+        request.options,
+        cut_count,
+        all(where == IS_RAW for *_, where in inputs),
+    )
 
 
 # --- responses ---
