@@ -28,17 +28,17 @@ WITH_OLDEST = tests/cases tests/core tests/model tests/pb tests/protocols tests/
 PYTEST = $(if $(COVERAGE),-m coverage run -m pytest,-m pytest)
 
 # Each of hundreds of processes would begin with threads of OpenBLAS that compute nothing, and wait awake.
-test fuzz:  ## The same random inputs for the plain and the compiled build, for SECONDS; ARGS="--seed N" for others.
-	@python="$(call environment,dev)" && \
-	"$$python" -W error tests/differential.py "$(call compiled)" --seconds $(or $(SECONDS),60) $(ARGS)
-
-test-oldest: export OPENBLAS_NUM_THREADS = 1
+test test-oldest: export OPENBLAS_NUM_THREADS = 1
 # BUILD=compiled tests the compiled build.
 test:  ## Every test; ARGS="-n 0" to debug, COVERAGE=1 to print what they reach, EXAMPLES=N to try more of each property.
 	@python="$(call environment,dev)" && \
 	$(if $(filter compiled,$(BUILD)),export COMPILED_BUILD="$(call compiled)" && export PYTHONPATH="$$COMPILED_BUILD" &&) \
 	"$$python" $(PYTEST) -n $(WORKERS) $(ARGS) \
 	$(if $(COVERAGE),&& "$$python" -m coverage combine --quiet && "$$python" -m coverage report)
+
+fuzz:  ## The same random inputs for the plain and the compiled build, for SECONDS; ARGS="--seed N" for others.
+	@python="$(call environment,dev)" && \
+	"$$python" -W error tests/differential.py "$(call compiled)" --seconds $(or $(SECONDS),60) $(ARGS)
 
 test-oldest:  ## The tests of contracts, codecs and backends, with the oldest libraries that are admitted.
 	@python="$(call environment,oldest)" && \

@@ -23,7 +23,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from random import Random
 from types import GetSetDescriptorType, MemberDescriptorType
@@ -134,14 +134,16 @@ FORMS: list[tuple[Any, Callable[[Any], Any]]] = [
 
 
 def attributes(value: object) -> list[tuple[str, Any]]:
-    """Return the public attributes of an object: compiled ones have descriptors of another type."""
-    names = {
-        name
-        for kind in type(value).__mro__
-        for name, item in vars(kind).items()
-        if isinstance(item, MemberDescriptorType | GetSetDescriptorType | property)
-    } | set(getattr(value, "__dict__", ()))
+    """Return the public attributes of an object."""
+    names = {*attribute_names(type(value)), *getattr(value, "__dict__", ())}
     return [(name, getattr(value, name, None)) for name in sorted(names) if not name.startswith("_")]
+
+
+@cache
+def attribute_names(kind: type) -> set[str]:
+    """Return the attributes that all objects of a type have: compiled ones have descriptors of another type."""
+    attribute = MemberDescriptorType | GetSetDescriptorType | property
+    return {name for base in kind.__mro__ for name, item in vars(base).items() if isinstance(item, attribute)}
 
 
 # --- inputs ---
@@ -661,9 +663,7 @@ def http2(random: Random) -> Iterator[Case]:
 def described(event: Any) -> Any:
     """An event as plain values, since its data is valid until the next one."""
     if isinstance(event, RequestReceived | CompleteRequest):
-        head = event.headers
-        fields = [(field.name, field.value) for field in head.fields]
-        return plain((event, fields, head.read_metadata()))
+        return plain((event, event.headers.read_metadata()))
     return plain(event)
 
 
