@@ -35,7 +35,7 @@ class _Pieces(Payload):
 class AiohttpBody(RequestBody):
     """The body of an aiohttp request."""
 
-    __slots__ = ("_content", "_expected", "_http", "length")
+    __slots__ = ("_content", "_expected", "_http")
 
     def __init__(self, http: web.BaseRequest) -> None:
         self.length = http.content_length if http.can_read_body else 0

@@ -59,7 +59,7 @@ class Clock:
 class RequestBody:
     """A request's body, which may still be arriving. `length`: its length in bytes, if known."""
 
-    __slots__ = ()
+    __slots__ = ("length",)
     length: int | None
 
     @abstractmethod
@@ -139,7 +139,7 @@ class IncomingBody(RequestBody):
     Subclasses implement `want`.
     """
 
-    __slots__ = ("_error", "_parts", "_size", "_waiter", "has_ended", "length", "paused")
+    __slots__ = ("_error", "_parts", "_size", "_waiter", "has_ended", "paused")
 
     def __init__(self, length: int | None) -> None:
         self.length = length
