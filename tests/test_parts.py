@@ -138,6 +138,7 @@ REFUSING: dict[str, list[Asked]] = {
         [
             backend("catboost", model_file("model.cbm")),
             backend("lightgbm", model_file("model.txt")),
+            backend("mlflow", model_file("MLmodel", "flavors: {}")),
             backend("mlserver", model_file("model-settings.json", "{}")),
             backend("onnx", model_file("model.onnx")),
             backend("predictor", model_file("predictor.toml")),

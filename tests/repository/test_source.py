@@ -13,8 +13,8 @@ from triglot.repository.scan.layout import BACKEND_OF_FILE, BACKEND_OF_SUFFIX
 from triglot.repository.scan.source import ModelFiles, NamedPath, Root, find_models, version_of
 
 NAMES = (
-    "predictor.toml, model.py, model.onnx, saved_model.pb, saved_model.pbtxt, model.pt2, model.pt, model.joblib, "
-    "model.pkl, model.pickle, model.bst, model.ubj, model.json, model.txt, model.lgb, model.cbm, "
+    "MLmodel, predictor.toml, model.py, model.onnx, saved_model.pb, saved_model.pbtxt, model.pt2, model.pt, "
+    "model.joblib, model.pkl, model.pickle, model.bst, model.ubj, model.json, model.txt, model.lgb, model.cbm, "
     "model-settings.json"
 )
 FILES = f"{{{NAMES}}}"
@@ -315,8 +315,8 @@ def test_missing_base_path(tmp_path: Path) -> None:
 def test_any_number_of_versions_that_are_missing(tmp_path: Path) -> None:
     put(tmp_path / "1" / "model.py")
     (warning,) = warnings_of(ModelSettings("mine", tmp_path, VersionPolicy(specific=frozenset(range(1, 100_000)))))
-    first = ", ".join(map(str, range(2, 22)))
-    assert warning == f"mine: version_policy: versions {first} and 99978 more not found in {tmp_path}"
+    first = ", ".join(map(str, range(2, 26)))
+    assert warning == f"mine: version_policy: versions {first} and 99974 more not found in {tmp_path}"
     missing = ModelSettings("mine", tmp_path, VersionPolicy(specific=frozenset(range(2, 100_000))))
     assert len(error_of(missing)) < 1000
 

@@ -37,7 +37,8 @@ class Columns:
 
     A request sends one matrix of any name, the columns by their names in any order, or `instances`: the JSON of
     each row, a list of values or an object. Numbers of any type become `datatype`, see `exact`. `special` has the
-    columns with other values, by position, and `spell` returns a name as the model spells it.
+    columns with other values, by position, and `spell` returns a name as the model spells it. `specs` are the
+    inputs to declare, `by_name` one for each column.
     """
 
     def __init__(
@@ -56,10 +57,9 @@ class Columns:
         datatypes = [
             self._special[at].datatype if at in self._special else datatype for at in range(len(self._names))
         ]
-        if len(set(datatypes)) == 1:
-            self.specs = [TensorSpec(INPUT, datatypes[0], [-1, len(names)])]
-        else:
-            self.specs = [TensorSpec(name, kind, [-1]) for name, kind in zip(names, datatypes, strict=True)]
+        self.by_name = [TensorSpec(name, kind, [-1]) for name, kind in zip(names, datatypes, strict=True)]
+        is_matrix = len(set(datatypes)) == 1
+        self.specs = [TensorSpec(INPUT, datatypes[0], [-1, len(names)])] if is_matrix else self.by_name
 
     def matrix(self, inputs: Inputs) -> Array:
         """Return the matrix [rows, columns] of a call's inputs. Raise `InvalidArgument`."""

@@ -60,7 +60,8 @@ class Layout:
 
     All features of one kind are one tensor `x`, others have one tensor each. Whichever is declared, a call may
     send the matrix `x`, the columns by name, or `instances`: the JSON of each row, a list of values or an object.
-    If all are numbers, those of other types become `number`, see `exact`.
+    If all are numbers, those of other types become `number`, see `exact`. `columns` are the ones that it uses, if
+    their names are known.
     """
 
     def __init__(
@@ -77,6 +78,8 @@ class Layout:
         self._row = dict(zip(self._names, row, strict=True))
         self._used = {name: value for name, value in self._row.items() if value is not UNUSED}
         datatypes = {name: _datatype(value, number) for name, value in self._used.items()}
+        by_name = [TensorSpec(name, datatype, [-1]) for name, datatype in datatypes.items()]
+        self.columns = by_name if names is not None else []
         self._dtype: np.dtype[Any] | None = None
         plain = not any(map(_is_special, self._used.values()))
         kinds = set(datatypes.values())
@@ -88,7 +91,7 @@ class Layout:
             values = [0.0 if value is UNUSED else value for value in row]
             self.example = {INPUT: _tensor(values, datatype)[np.newaxis]}
         else:
-            self.specs = [TensorSpec(name, datatype, [-1]) for name, datatype in datatypes.items()]
+            self.specs = by_name
             self.example = {name: _tensor([value], datatypes[name]) for name, value in self._used.items()}
 
     def table(self, inputs: Inputs) -> Any:
@@ -165,6 +168,7 @@ class RowLayout:
     ) -> None:
         self._frame = frame
         self._names = names
+        self.columns: list[TensorSpec] = []
         if not datatype:
             self.specs = [TensorSpec(INSTANCES, "BYTES", [-1])]
             self.example = {INSTANCES: object_array([json.dumps(example).encode()], (1,))}

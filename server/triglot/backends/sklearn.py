@@ -51,7 +51,7 @@ def load(file: Path, config: ModelConfig) -> Model:
     try:
         with _warnings_logged(file):
             found = _unpickle(file)
-        return _model(file, found, config)
+        return model_of(file, found, config)
     except MissingDependency:
         raise
     except Exception as error:
@@ -64,7 +64,8 @@ def load(file: Path, config: ModelConfig) -> Model:
         ) from error
 
 
-def _model(file: Path, found: Any, config: ModelConfig) -> Model:
+def model_of(file: Path, found: Any, config: ModelConfig) -> Model:
+    """Return the model of an object that was read from `file`. Raise `ModelLoadError`."""
     family = type(found).__mro__
     names = {f"{kind.__module__}.{kind.__qualname__}" for kind in family}
     if "xgboost" in sys.modules:
@@ -157,6 +158,7 @@ class EstimatorModel(Model):
         self._arguments = {name: _arguments(estimator, name) for name in outputs}
         self._dtypes = {spec.name: DATATYPES[spec.datatype].dtype for specs in outputs.values() for spec in specs}
         self.inputs = layout.specs
+        self.columns = layout.columns
         self.outputs = outputs.pop(self._default)
         self.signatures = {name: Signature(layout.specs, specs) for name, specs in outputs.items()}
         if any(map(_has_counts, parts(estimator))):

@@ -75,6 +75,9 @@ class Model:
     signatures: Mapping[str, Signature] = {}
     """Further signatures by name; `inputs` and `outputs` form the one named "serving_default".
     `call.signature_name` is the requested one."""
+    columns: Sequence[TensorSpec] = ()
+    """The columns of the table that it takes, where it knows their names: they are inputs, too, whatever else is
+    declared."""
     signature_defs: Mapping[str, bytes] = {}
     """Serialized `tensorflow.SignatureDef`s of the model file, returned in TensorFlow Serving's metadata."""
     speaks_json: bool = False
@@ -220,7 +223,8 @@ def signatures_of(model: Model) -> dict[str, Signature]:
         if not isinstance(signature, Signature):
             raise ValueError(f"signatures: {name!r}: expected a Signature, got {signature!r}")
     if model.any_tensors:
-        return {DEFAULT_SIGNATURE: Signature(tuple(model.inputs), tuple(model.outputs), any_tensors=True)}
+        own = Signature(tuple(model.inputs), tuple(model.outputs), any_tensors=True, any_inputs=model.any_inputs)
+        return {DEFAULT_SIGNATURE: own}
     if model.inputs or model.outputs or not declared:
         if DEFAULT_SIGNATURE in declared:
             raise ValueError(f"signatures: {DEFAULT_SIGNATURE!r} is already declared by inputs and outputs")

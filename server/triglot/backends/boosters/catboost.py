@@ -67,6 +67,8 @@ class CatboostModel(Model):
         if catboost.core.is_classification_objective(loss_of(found)):
             self._classes = np.asarray(found.classes_)
         self.inputs = self._columns.specs
+        if names != [str(at) for at in range(len(names))]:
+            self.columns = self._columns.by_name
         row = np.zeros((1, len(names)), object if special else np.float32)
         if special:
             row[:, list(special)] = ""

@@ -69,6 +69,8 @@ class LightgbmModel(Model):
         }
         self._columns = _columns(file, booster, config)
         self.inputs = self._columns.specs
+        if booster.feature_name() != [f"Column_{at}" for at in range(booster.num_feature())]:
+            self.columns = self._columns.by_name
         row = np.full((1, booster.num_feature()), np.nan)
         shape = self._predict(row, {}).shape[1:]
         of_classes = objective in ("binary", "multiclass", "multiclassova")

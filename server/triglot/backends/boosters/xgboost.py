@@ -66,6 +66,8 @@ class BoosterModel(Model):
         names = booster.feature_names or [f"{INPUT}{at}" for at in range(booster.num_features())]
         self._columns = Columns(names, "FP32")
         self.inputs = self._columns.specs
+        if booster.feature_names:
+            self.columns = self._columns.by_name
         row = np.full((1, booster.num_features()), np.nan, np.float32)
         self.outputs = [TensorSpec("predict", "FP32", [-1, *self._predict(row).shape[1:]])]
 

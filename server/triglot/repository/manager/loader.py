@@ -29,8 +29,8 @@ from triglot.scheduling.servable import Servable
 
 log = logging.getLogger(__name__)
 
-PYTHON = "python"
-"""The backend whose models may have a Python environment of their own."""
+OWN_ENVIRONMENTS = ("mlflow", "python")
+"""The backends whose models may have a Python environment of their own."""
 Load = Callable[[str, Path, ModelConfig], Model]
 """Return the loaded model for (backend, file, configuration); blocks."""
 Adapt = Callable[[Model, ModelFiles], object]
@@ -179,7 +179,7 @@ class Loader:
     def _load_backend(self, files: ModelFiles, loading: Loading) -> Model:
         config, ray = files.named_config, None
         config = replace(config, max_unread_bytes=self._max_unread_bytes, op_libraries=self._op_libraries)
-        if config.environment is not None and files.backend != PYTHON:
+        if config.environment is not None and files.backend not in OWN_ENVIRONMENTS:
             log.warning(
                 "%s: parameters[%s]: not supported by the %s backend, ignored", files, ENVIRONMENT, files.backend
             )

@@ -21,7 +21,7 @@ from triglot.repository.scan.source import ModelFiles, named_files
 
 log = logging.getLogger(__name__)
 
-PYTHON_BACKENDS = ("python", "predictor")
+PYTHON_BACKENDS = ("mlflow", "predictor", "python")
 """Backends whose models may write any files."""
 MAX_WAITING_SCANS = 60
 """Limit on the scans for which new files may keep changing after everything else has settled."""

@@ -8,9 +8,10 @@ from pathlib import Path
 from triglot.core.errors import ModelLoadError
 from triglot.model.config import ModelConfig
 
-MAX_LISTED = 20
+MAX_LISTED = 24
 """Limit on the items that a message lists: a request may name any number."""
 BACKEND_OF_FILE = {
+    "MLmodel": "mlflow",
     "predictor.toml": "predictor",
     "model.py": "python",
     "model.onnx": "onnx",
