@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from process import SECONDS
-from triglot.workers.heartbeat import HEARTBEAT_SECONDS, wait_until_hung
+from triglot.workers.supervisor import HEARTBEAT_SECONDS, wait_until_hung
 
 
 @pytest.fixture

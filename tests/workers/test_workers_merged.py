@@ -19,7 +19,7 @@ from triglot.telemetry.merging import merged_pages
 from triglot.telemetry.points import point, points_of, together
 from triglot.telemetry.series import Metrics, merged_series, merged_value, series_report
 from triglot.telemetry.store import Telemetry
-from triglot.workers.counts import RetiredCounters
+from triglot.workers.supervisor import RetiredCounters
 
 SECONDS = st.lists(st.floats(0, 100), max_size=500)
 

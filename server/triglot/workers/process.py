@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from triglot.dataplane.control import Bound
+from triglot.dataplane.control import METRICS, TFSERVING_METRICS, Bound
 from triglot.workers.channel import Answer, Channel, ChannelClosed
-from triglot.workers.counts import KEPT, Snapshots
 from triglot.workers.ports import Ports
 from triglot.workers.worker_spec import WorkerSpec
 
@@ -26,6 +25,10 @@ spec, sys.argv[:] = sys.argv[1], ["triglot", *sys.argv[2:]]
 from triglot.__main__ import run
 run(spec)
 """
+Snapshots = dict[str, Any]
+"""A worker's last reports by name."""
+KEPT = (METRICS, TFSERVING_METRICS)
+"""The reports that are kept after a worker has ended."""
 REPORT_SECONDS = 5.0
 """Limit on the time for a worker's report."""
 ACKNOWLEDGE_SECONDS = 5.0

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 import tempfile
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -15,14 +15,14 @@ from typing import Any
 from triglot.config.options import Config, ConfigError
 from triglot.config.watched_file import CHECK_SECONDS, WatchedFile
 from triglot.dataplane.control import Bound
+from triglot.platform.cpus import cpu_seconds, has_something_to_do
 from triglot.platform.systemd import ServiceManager
 from triglot.platform.tallies import SharedTallies, shared_size
+from triglot.telemetry.merging import Page, growing, merged_pages
 from triglot.workers.changes import Changes
 from triglot.workers.channel import ChannelClosed
-from triglot.workers.counts import RetiredCounters
-from triglot.workers.heartbeat import wait_until_hung
 from triglot.workers.ports import Ports, reserve
-from triglot.workers.process import Worker, notify
+from triglot.workers.process import KEPT, Snapshots, Worker, notify
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +34,12 @@ MAX_FIRST_FAILURES = 3
 """Limit on workers killed by signals before any worker has served."""
 SPARE_SECONDS = 30.0
 """Time for a worker to end, besides its calls' grace period."""
+HEARTBEAT_SECONDS = 1.0
+"""Seconds between two heartbeats, and for the reply."""
+LATE_REPLY_SECONDS = 0.05
+"""Seconds to read a reply that arrived while the supervisor itself was blocked."""
+WORKING_SHARE = 0.02
+"""Share of a processor that counts as work; threads that only check the time use less."""
 FAILED = 1
 
 
@@ -368,3 +374,49 @@ class Supervisor:
 def supervise(config: Config, arguments: Sequence[str], service_manager: ServiceManager) -> int:
     """Supervise the workers of `triglot ARGUMENTS`; return the exit status. Raise `OSError`."""
     return asyncio.run(Supervisor(config, arguments, service_manager, partial(print, flush=True)).run())
+
+
+class RetiredCounters:
+    """The sums of ended workers' reports, so that sums over all workers never decrease."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Page] = {}
+
+    def add(self, last: Snapshots) -> None:
+        """Add the last reports of a worker."""
+        for name in KEPT:
+            if name in last:
+                pages = [*([self._sums[name]] if name in self._sums else []), last[name]]
+                self._sums[name] = merged_pages([(0, growing(page)) for page in pages])
+
+    def total(self, name: str) -> Page | None:
+        """Return the sum of a report."""
+        return self._sums.get(name)
+
+
+async def wait_until_hung(pid: int, ask: Callable[[], Awaitable[object]], seconds: float) -> None:
+    """Return once the process has neither replied nor worked for `seconds`. Raise what `ask` raises.
+
+    A reply to `ask`, the heartbeat, means that its event loop runs. A worker without a reply may be computing, or
+    waiting for a processor or a disk, and will recover. One that does neither for long hangs: it was stopped, or
+    native code holds the interpreter's lock while it waits. Clients whose connections the kernel assigns to it
+    would wait for ever.
+    """
+    silent, used = 0.0, cpu_seconds(pid)
+    asked = asyncio.ensure_future(ask())
+    try:
+        while silent < seconds:
+            for timeout in (HEARTBEAT_SECONDS, LATE_REPLY_SECONDS):
+                await asyncio.wait([asked], timeout=timeout)
+            before, used = used, cpu_seconds(pid)
+            if asked.done():
+                asked.result()
+                silent = 0.0
+                await asyncio.sleep(HEARTBEAT_SECONDS)
+                used, asked = cpu_seconds(pid), asyncio.ensure_future(ask())
+            elif used - before > WORKING_SHARE * HEARTBEAT_SECONDS or has_something_to_do(pid):
+                silent = 0.0
+            else:
+                silent += HEARTBEAT_SECONDS
+    finally:
+        asked.cancel()
