@@ -8,7 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -40,7 +40,7 @@ from triglot.repository.manager.loader import Adapt, DefaultBatching, Load
 from triglot.repository.manager.manager import Manager
 from triglot.repository.manager.summary import VersionSummary, table
 from triglot.repository.manager.warm_up import WARM_UP_FILE, warm_up
-from triglot.repository.scan.source import ModelFiles, NamedPath
+from triglot.repository.scan.source import MLServerFolder, ModelFiles, NamedPath
 from triglot.repository.storage.storage import Storage
 from triglot.scheduling.loaded_version import Admission, Limits
 from triglot.scheduling.response_cache import ResponseCache
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+METRICS = "/metrics"
 MIN_REQUESTED_INSTANCES = 8
 """Instances that the configuration in a request may ask for on any machine, unless an option sets the limit."""
 
@@ -81,7 +82,7 @@ class Server:
 
     def __init__(
         self,
-        paths: Sequence[Path | str | NamedPath] = (),
+        paths: Sequence[Path | str | NamedPath | MLServerFolder] = (),
         config: Config | None = None,
         *,
         models: Sequence[ModelSettings | ModelFiles] | None = None,
@@ -150,6 +151,7 @@ class Server:
         self.telemetry.loaded = self.dataplane.loaded
         self._latency_metrics = self.config.latency_metrics
         self.telemetry.latency_counters = self._latency_metrics.counters
+        self.telemetry.mlserver_names = self.config.mlserver_metrics
         self._bound = control.bound
         self._log_handler = log_handler
         self._logs: LogSettings | None = None
@@ -161,8 +163,10 @@ class Server:
         self._resting: asyncio.Task[None] | None = None
         self.grpc_port = 0
         self.rest_port = 0
+        self.metrics_port = 0
         self._grpc: GrpcServer | H2Server | None = None
         self._http: HttpServer | None = None
+        self._metrics_http: HttpServer | None = None
 
     async def __aenter__(self) -> Server:
         await self.start()
@@ -175,7 +179,7 @@ class Server:
 
     async def start(self) -> None:
         """Load every model, then open the ports; raises as the class says."""
-        for port in (self.config.grpc_port, self.config.rest_port):
+        for port in (self.config.grpc_port, self.config.rest_port, self.config.metrics_port):
             if port != NO_PORT and self._bound is None:
                 _check_free(self.config.host, port)
         if self.config.grpc_socket:
@@ -379,6 +383,13 @@ class Server:
         elif self.config.rest_port != NO_PORT:
             self.rest_port = await http.start(tuple if self._grpc is None else self._grpc.idle_connections)
             listeners.append(f"REST on {self.config.address(self.rest_port)}")
+        if self.config.metrics_port != NO_PORT and control.number == 1:  # Its metrics are those of all workers.
+            config = replace(self.config, rest_port=self.config.metrics_port, metrics_port=NO_PORT)
+            own = [route for route in routes if route.path == METRICS]
+            calls = HttpCalls(own, config, self.telemetry, self._request_bytes, self._access)
+            self._metrics_http = _http_server(config)(calls, config)
+            self.metrics_port = await self._metrics_http.start()
+            log.info("metrics on %s", config.address(self.metrics_port))
         log.info("%s in %.2f s", " and ".join(listeners), time.monotonic() - started)
         if self.rest_port and any(route.path == "/" for route in routes):
             scheme = "https" if self.config.tls_certificate else "http"
@@ -420,8 +431,9 @@ class Server:
     async def stop(self) -> None:
         """Close the ports, let running calls finish within the grace period, then unload the models."""
         self.dataplane.stop()
-        stops = [server.stop() for server in (self._grpc, self._http) if server is not None]
-        self._grpc = self._http = None
+        servers = (self._grpc, self._http, self._metrics_http)
+        stops = [server.stop() for server in servers if server is not None]
+        self._grpc = self._http = self._metrics_http = None
         await asyncio.gather(*stops)
         await self.dataplane.control.closing()
         self._regions.unregister()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -58,11 +59,11 @@ def test_a_file_that_only_names_them(tmp_path: Path) -> None:
 
 @pytest.mark.newest
 @pytest.mark.parametrize(
-    ("name", "file"),
+    ("name", "files"),
     [
-        pytest.param("mlserver", "test_mlserver.py", marks=without["mlserver"]),
-        pytest.param("kserve", "test_kserve_model.py", marks=without["kserve"]),
+        pytest.param("mlserver", ("test_mlserver.py", "test_mlserver_stock.py"), marks=without["mlserver"]),
+        pytest.param("kserve", ("test_kserve_model.py",), marks=without["kserve"]),
     ],
 )
-def test_they_hold_with_the_packages(name: str, file: str) -> None:
-    check_tests(name, FOLDER / file)
+def test_they_hold_with_the_packages(name: str, files: Sequence[str]) -> None:
+    check_tests(name, *(FOLDER / file for file in files))

@@ -237,8 +237,11 @@ async def test_what_cannot_be_served(
 
 
 async def test_a_runtime_that_is_not_installed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = write(tmp_path, name="x.py", settings={"implementation": "mlserver_sklearn.SKLearnModel"})
+    path = write(tmp_path, name="x.py", settings={"implementation": "mlserver_huggingface.HuggingFaceRuntime"})
     with pytest.raises(Exception, match="1 of the models could not be loaded"):
         async with serving(path):
             pass
-    assert "needs mlserver_sklearn, which is not installed; run: pip install mlserver-sklearn" in caplog.text
+    expected = (
+        "needs mlserver_huggingface, which is not installed; run: pip install mlserver-huggingface; or write "
+    )
+    assert expected in caplog.text

@@ -46,7 +46,10 @@ def completed(script: Path, folder: Path, *words: str) -> set[str]:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["triglot", ""], {"serve", "check", "infer", "replay", "tfserving", "grps", "token", "completion"}),
+        (
+            ["triglot", ""],
+            {"serve", "check", "infer", "replay", "tfserving", "grps", "mlserver", "token", "completion"},
+        ),
         (["triglot", "s"], {"serve"}),
         (["triglot", "serve", "--grpc-p"], {"--grpc-port"}),
         (["triglot", "serve", "models", "--no-exit"], {"--no-exit-on-load-error"}),

@@ -13,9 +13,9 @@ from triglot.repository.scan.layout import BACKEND_OF_FILE, BACKEND_OF_SUFFIX
 from triglot.repository.scan.source import ModelFiles, NamedPath, Root, find_models, version_of
 
 NAMES = (
-    "MLmodel, predictor.toml, model.py, model.onnx, saved_model.pb, saved_model.pbtxt, model.pt2, model.pt, "
-    "model.joblib, model.pkl, model.pickle, model.bst, model.ubj, model.json, model.txt, model.lgb, model.cbm, "
-    "model-settings.json"
+    "MLmodel, predictor.toml, model.py, model-settings.json, model.onnx, saved_model.pb, saved_model.pbtxt, "
+    "model.pt2, model.pt, model.joblib, model.pkl, model.pickle, model.bst, model.ubj, model.json, model.txt, "
+    "model.lgb, model.cbm"
 )
 FILES = f"{{{NAMES}}}"
 

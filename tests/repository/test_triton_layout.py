@@ -120,7 +120,7 @@ def test_a_file_that_is_named_for_no_backend(tmp_path: Path) -> None:
     assert problem(find_models([tmp_path / "m"])) == (
         f"{tmp_path / 'm' / 'config.pbtxt'}: backend: expected the backend of 'weights.bin', got none; "
         f"known backends: "
-        "predictor, python, onnx, tensorflow, torch, sklearn, xgboost, lightgbm, catboost, mlserver"
+        "mlflow, predictor, python, mlserver, onnx, tensorflow, torch, sklearn, xgboost, lightgbm, catboost"
     )
 
 
@@ -218,7 +218,7 @@ def test_versions_that_are_missing(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(("config", "expected"), [('backend: "python"', "model.py"), ("", "predictor.toml, ")])
+@pytest.mark.parametrize(("config", "expected"), [('backend: "python"', "model.py"), ("", "MLmodel, ")])
 def test_a_version_without_its_file(tmp_path: Path, config: str, expected: str) -> None:
     put(tmp_path / "m" / "1" / "model.py")
     put(tmp_path / "m" / "2" / "resnet.onnx")

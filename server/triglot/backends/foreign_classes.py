@@ -23,7 +23,7 @@ from triglot import parts
 from triglot.core.call import Call
 from triglot.core.errors import Internal, InvalidArgument, MissingDependency, NotFound, ServingError
 from triglot.core.tensor import DATATYPES, Array, bytes_elements, object_array
-from triglot.core.types import Answer
+from triglot.core.types import ParameterValue
 from triglot.model.config import ModelConfig
 from triglot.model.model import Model
 
@@ -173,15 +173,18 @@ def array_of(name: str, datatype: str, shape: Any, data: Any) -> Array:
     try:
         if datatype == "BYTES":
             texts = np.array([data] if isinstance(data, str | bytes) else data, object).reshape(-1)
-            return object_array(bytes_elements(texts), tuple(shape))
+            elements = bytes_elements(texts)
+            # MLServer's users give the bytes or characters of one text as its shape.
+            counts_text = len(elements) == 1 and tuple(shape) in {
+                (len(elements[0]),),
+                (len(elements[0].decode()),),
+            }
+            return object_array(elements, (1,) if counts_text else tuple(shape))
         return np.asarray(data, DATATYPES[datatype].dtype).reshape(tuple(shape))
     except (KeyError, TypeError, ValueError) as error:
         raise Internal(f"output '{name}': expected {datatype} elements of shape {list(shape)}: {error}") from None
 
 
-def answer_of(outputs: Mapping[str, Array], parameters: Mapping[str, Any] | None) -> Answer:
-    """Return the outputs with those of the parameters that a response can carry."""
-    plain = {
-        name: value for name, value in (parameters or {}).items() if isinstance(value, bool | int | float | str)
-    }
-    return Answer(outputs, plain)
+def plain(parameters: Mapping[str, Any]) -> dict[str, ParameterValue]:
+    """Return those of the parameters that a response can carry."""
+    return {name: value for name, value in parameters.items() if isinstance(value, bool | int | float | str)}

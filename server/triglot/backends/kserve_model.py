@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from triglot.backends.foreign_classes import CodeLoop, ForeignModel, Inputs, answer_of, array_of
+from triglot.backends.foreign_classes import CodeLoop, ForeignModel, Inputs, array_of, plain
 from triglot.core.call import Call
 from triglot.core.errors import Internal, InvalidArgument, ModelLoadError
 from triglot.core.tensor import datatype_of, object_array
@@ -129,7 +129,7 @@ class KServeModel(ForeignModel):
             outputs[output.name] = array_of(output.name, output.datatype, output.shape, data)
         if len(outputs) < len(response.outputs):
             raise repeated_output([output.name for output in response.outputs])
-        return answer_of(outputs, response.parameters)
+        return Answer(outputs, plain(response.parameters or {}))
 
     async def _predict(self, body: Any, call: Call) -> Any:
         headers = {name: value for name, value in call.metadata.items() if isinstance(value, str)}

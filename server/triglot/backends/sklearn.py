@@ -83,15 +83,20 @@ def model_of(file: Path, found: Any, config: ModelConfig) -> Model:
 
         return catboost.CatboostModel(file, found)
     if "xgboost.sklearn.XGBModel" in names:
-        # These classes need no feature names; only linear models require them.
-        plain = numbers("FP32", found.n_features_in_, getattr(found, "feature_names_in_", None))
-        return XgboostEstimatorModel(file, found, chain([plain], layouts(file, found, "FP32")))
+        return xgboost_model(file, found)
     if any("sklearn" in kind.__module__ for kind in family):
         return EstimatorModel(file, found, layouts(file, found, "FP64"))
     raise ModelLoadError(
         f"{file}: expected a model of scikit-learn, XGBoost, LightGBM or CatBoost, found "
         f"{type(found).__module__}.{type(found).__qualname__}"
     )
+
+
+def xgboost_model(file: Path, found: Any) -> XgboostEstimatorModel:
+    """Return the model of an estimator of `xgboost.sklearn`. Raise `ModelLoadError`."""
+    # These classes need no feature names; only linear models require them.
+    plain = numbers("FP32", found.n_features_in_, getattr(found, "feature_names_in_", None))
+    return XgboostEstimatorModel(file, found, chain([plain], layouts(file, found, "FP32")))
 
 
 def _unpickle(file: Path) -> Any:

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 WRONG_USE = 2
 COMMANDS = {
     name: f"triglot.cli.{name}"
-    for name in ("serve", "check", "infer", "replay", "tfserving", "grps", "token", "completion")
+    for name in ("serve", "check", "infer", "replay", "tfserving", "grps", "mlserver", "token", "completion")
 }
 """Modules of the commands, of which only the one that is run is imported.
 

@@ -28,7 +28,7 @@ from triglot.protocols.sample_calls import SampleCall, sample_calls
 from triglot.repository.config.settings import ModelSettings, settings_of
 from triglot.repository.manager.loader import Adapt, Load
 from triglot.repository.manager.summary import VersionSummary
-from triglot.repository.scan.source import ModelFiles, NamedPath
+from triglot.repository.scan.source import MLServerFolder, ModelFiles, NamedPath
 from triglot.telemetry.store import Telemetry
 from triglot.transports.listening import raise_file_limit
 
@@ -89,7 +89,7 @@ class Start:
     """
 
     config: Config
-    paths: Sequence[Path | NamedPath] = ()
+    paths: Sequence[Path | NamedPath | MLServerFolder] = ()
     models: Sequence[ModelSettings | ModelFiles] | None = None
     load: Load = backends.load
     adapt: Adapt | None = None

@@ -31,7 +31,6 @@ REPLACEMENTS: Mapping[str, str] = MappingProxyType(
         "--http-address": _ONE_ADDRESS,
         "--grpc-address": _ONE_ADDRESS,
         "--metrics-address": _ONE_ADDRESS,
-        "--metrics-port": _METRICS,
         "--allow-metrics": _METRICS,
         "--allow-http": "--rest-port -1 opens none",
         "--allow-grpc": "--grpc-port -1 opens none",

@@ -539,6 +539,17 @@ class Config:
         "the counters of durations out",
         value="SETTING,...",
     )
+    metrics_port: int = option(
+        METRICS,
+        NO_PORT,
+        "port on which /metrics is served, too; 0: any free one, -1: only the REST port",
+        value="PORT",
+        least=NO_PORT,
+        most=LAST_PORT,
+    )
+    mlserver_metrics: bool = option(
+        METRICS, False, "export MLServer's metrics, too: model_infer_request_*, rest_server_*, grpc_server_*"
+    )
     trace_file: str = option(TRACES, "", "file to write traces of requests to; empty: no traces", value="FILE")
     trace_level: str = option(
         TRACES, "OFF", f"what to trace: OFF, or one or both of {', '.join(LEVELS)}", value="LEVEL,..."
@@ -644,6 +655,10 @@ class Config:
         if self.grpc_port == self.rest_port > 0 and not self.rest_with_grpc:
             raise ConfigError(
                 f"grpc_port and rest_port are both {self.grpc_port}; expected two ports, or grpc_transport h2"
+            )
+        if self.metrics_port > 0 and self.metrics_port in (self.grpc_port, self.rest_port):
+            raise ConfigError(
+                f"metrics_port: expected a port of its own, got {self.metrics_port}, as of another port"
             )
         if self.grpc_port == self.rest_port == NO_PORT and not self.grpc_socket:
             raise ConfigError(

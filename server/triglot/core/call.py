@@ -20,7 +20,7 @@ from triglot.core.request_scheduling import PLAIN, own_parameters
 from triglot.core.roles import Expiring, Outlet
 from triglot.core.statistics import CallTimes, Statistics
 from triglot.core.trace_context import Span, checked, received_context
-from triglot.core.types import NO_INPUT_PARAMETERS, Exchange, InputParameters, ParameterValue
+from triglot.core.types import NO_TENSOR_PARAMETERS, Exchange, ParameterValue, TensorParameters
 
 Metadata = Iterable[tuple[str, str | bytes]]
 INFER: Final = Operation.INFER
@@ -87,7 +87,8 @@ class Call(CallTimes):
     For the model: `deadline` is a `time.monotonic()` instant, or None. `size` is the request's length in bytes as
     received, 0 for calls that came over no protocol (warm-up, a model's own call). `borrows`: the inputs lie in
     memory that another process may still change. `signature_name` names the signature that is called. `parameters`
-    are the request's, and `input_parameters` those of its inputs that the server does not interpret.
+    are the request's; `input_parameters` and `output_parameters` are those of its inputs and of the requested
+    outputs that the server does not interpret.
     `read_metadata` returns gRPC metadata or HTTP headers; few calls need them, so they are read on demand. `peer`
     is the client's address, "" where it has none, and in a model's own process.
 
@@ -122,6 +123,7 @@ class Call(CallTimes):
         "operation",
         "outcome",
         "outlet",
+        "output_parameters",
         "parameters",
         "peer",
         "permission",
@@ -151,7 +153,8 @@ class Call(CallTimes):
         self.requested_outputs: Sequence[str] = ()
         self.signature_name = ""
         self.parameters: dict[str, ParameterValue] = {}
-        self.input_parameters: InputParameters = NO_INPUT_PARAMETERS
+        self.input_parameters: TensorParameters = NO_TENSOR_PARAMETERS
+        self.output_parameters: TensorParameters = NO_TENSOR_PARAMETERS
         self.exchange: Exchange | None = None
         self.inner_calls: list[int] | None = None
         """How many calls models have made on behalf of a client's request: one number, which they share."""
@@ -337,6 +340,7 @@ class BatchCall(Call):
         # Scheduling parameters (a queue timeout, say) belong to that member alone.
         self.parameters = own_parameters(first.parameters)
         self.input_parameters = first.input_parameters
+        self.output_parameters = first.output_parameters
         self.requested_outputs = first.requested_outputs
         self.reach = first.reach
         self.permission = first.permission

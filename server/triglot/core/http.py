@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from triglot.core.errors import Code, ServingError
 from triglot.core.operation import EVERYTHING, Permission
@@ -21,6 +21,25 @@ _CODES = {
     503: Code.UNAVAILABLE,
     504: Code.DEADLINE_EXCEEDED,
 }
+STATUS_OF: Final = {
+    Code.CANCELLED: 400,
+    Code.UNKNOWN: 400,
+    Code.INVALID_ARGUMENT: 400,
+    Code.DEADLINE_EXCEEDED: 504,
+    Code.NOT_FOUND: 404,
+    Code.ALREADY_EXISTS: 400,
+    Code.PERMISSION_DENIED: 403,
+    Code.RESOURCE_EXHAUSTED: 429,
+    Code.FAILED_PRECONDITION: 400,
+    Code.ABORTED: 409,
+    Code.OUT_OF_RANGE: 400,
+    Code.UNIMPLEMENTED: 501,
+    Code.INTERNAL: 500,
+    Code.UNAVAILABLE: 503,
+    Code.DATA_LOSS: 500,
+    Code.UNAUTHENTICATED: 401,
+}
+"""The HTTP status of an error, where a route has no form of its own."""
 
 
 @dataclass(slots=True)

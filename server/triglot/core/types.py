@@ -13,9 +13,9 @@ from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.tensor import DATATYPES, Array, Buffer, MessageBytes
 
 ParameterValue = bool | int | float | str
-InputParameters = Mapping[str, Mapping[str, ParameterValue]]
-"""Parameters of single inputs, by input name."""
-NO_INPUT_PARAMETERS: Final[InputParameters] = MappingProxyType({})
+TensorParameters = Mapping[str, Mapping[str, ParameterValue]]
+"""Parameters of single inputs, or of single outputs, by name."""
+NO_TENSOR_PARAMETERS: Final[TensorParameters] = MappingProxyType({})
 
 
 @mypyc_attr(native_class=False)
@@ -108,9 +108,10 @@ class InferenceRequest:
     """One request for one model, independent of the protocol. An empty version or signature means the default one.
 
     `lenient_shapes`: the model gets inputs of any shape, as in TensorFlow Serving (tfs 0.9). `options`: those of
-    single tensors, if any; inputs in shared memory have no data until it is read. `input_parameters`: the
-    parameters of single inputs that the server does not interpret, if any. `method` is the signature method by
-    which the response is formed: predict, classify or regress.
+    single tensors, if any; inputs in shared memory have no data until it is read. `input_parameters` and
+    `output_parameters`: the parameters of single inputs and of single requested outputs that the server does not
+    interpret, if any. `method` is the signature method by which the response is formed: predict, classify or
+    regress.
     """
 
     __slots__ = (
@@ -122,6 +123,7 @@ class InferenceRequest:
         "model_name",
         "model_version",
         "options",
+        "output_parameters",
         "outputs",
         "parameters",
         "signature_name",
@@ -138,8 +140,9 @@ class InferenceRequest:
         signature_name: str = "",
         lenient_shapes: bool = False,
         options: TensorOptions | None = None,
-        input_parameters: InputParameters | None = None,
+        input_parameters: TensorParameters | None = None,
         method: str = "predict",
+        output_parameters: TensorParameters | None = None,
     ) -> None:
         self.model_name = model_name
         self.model_version = model_version
@@ -152,27 +155,35 @@ class InferenceRequest:
         self.options = options
         self.input_parameters = input_parameters
         self.method = method
+        self.output_parameters = output_parameters
 
 
 class OutputTensor:
-    """An output; `datatype` is the signature's. BYTES may be an object array or one of numpy's text dtypes."""
+    """An output; `datatype` is the signature's. BYTES may be an object array or one of numpy's text dtypes.
 
-    __slots__ = ("array", "datatype", "name")
+    `parameters` are pairs of names and values.
+    """
 
-    def __init__(self, name: str, datatype: str, array: Array) -> None:
+    __slots__ = ("array", "datatype", "name", "parameters")
+
+    def __init__(
+        self, name: str, datatype: str, array: Array, parameters: tuple[tuple[str, ParameterValue], ...] = ()
+    ) -> None:
         self.name = name
         self.datatype = datatype
         self.array = array
+        self.parameters = parameters
 
 
 @mypyc_attr(native_class=False)
 class Answer(dict[str, Any]):
     """A model's response with more than a dict can say: outputs by name, and `parameters` of the response.
 
-    `final`: no further response follows, for decoupled models. `partial`: outputs may be missing.
+    `output_parameters`: those of single outputs, which KServe V2 sends. `final`: no further response follows, for
+    decoupled models. `partial`: outputs may be missing.
     """
 
-    __slots__ = ("final", "parameters", "partial")
+    __slots__ = ("final", "output_parameters", "parameters", "partial")
 
     def __init__(
         self,
@@ -181,9 +192,11 @@ class Answer(dict[str, Any]):
         *,
         final: bool = False,
         partial: bool = False,
+        output_parameters: TensorParameters = NO_TENSOR_PARAMETERS,
     ) -> None:
         super().__init__(outputs)
         self.parameters = parameters
+        self.output_parameters = output_parameters
         self.final = final
         self.partial = partial
 

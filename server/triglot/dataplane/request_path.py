@@ -69,6 +69,8 @@ def admit(servable: LoadedVersion, request: InferenceRequest, call: Call) -> Sig
     call.parameters = request.parameters
     if request.input_parameters is not None:
         call.input_parameters = request.input_parameters
+    if request.output_parameters is not None:
+        call.output_parameters = request.output_parameters
     if request.parameters:
         call.scheduling = scheduling_of(request.parameters, call.scheduling)
     call.signature_name = name
@@ -91,6 +93,10 @@ def response_of(
         if type(answer) is not dict and isinstance(answer, Answer):
             response.parameters = check_parameters(answer.parameters, servable.name)
             response.final = answer.final
+            if answer.output_parameters:
+                for output in outputs:
+                    own = check_parameters(answer.output_parameters.get(output.name, {}), servable.name)
+                    output.parameters = tuple(own.items())
     except Internal as error:
         log.error("%s", error.message)
         raise

@@ -127,7 +127,10 @@ def split(answer: object, counts: Sequence[int], rows: int) -> list[dict[str, Ar
         raise Internal(f"the model returned {type(answer).__name__}, expected a dict of outputs by name")
     parts: list[dict[str, Array]] = [{} for _ in counts]
     if isinstance(answer, Answer):
-        parts = [Answer({}, answer.parameters, partial=answer.partial) for _ in counts]
+        parts = [
+            Answer({}, answer.parameters, partial=answer.partial, output_parameters=answer.output_parameters)
+            for _ in counts
+        ]
     for name, value in answer.items():
         array = value if isinstance(value, np.ndarray) else np.asarray(value)
         if not array.ndim:
@@ -160,9 +163,8 @@ def append(answers: Sequence[object]) -> dict[str, Array]:
         outputs = {name: np.concatenate([np.asarray(part[name]) for part in parts]) for name in parts[0]}
     except (ValueError, TypeError) as error:
         raise Internal(f"cannot join the outputs for the parts of a request: {error}") from None
-    parameters = [part.parameters for part in parts if isinstance(part, Answer)]
-    return (
-        Answer(outputs, {name: value for values in parameters for name, value in values.items()})
-        if parameters
-        else outputs
-    )
+    described = [part for part in parts if isinstance(part, Answer)]
+    if not described:
+        return outputs
+    parameters = {name: value for part in described for name, value in part.parameters.items()}
+    return Answer(outputs, parameters, output_parameters=described[0].output_parameters)

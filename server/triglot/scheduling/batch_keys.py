@@ -58,7 +58,7 @@ class BatchKeys:
         any_lengths = batching.pad_variable_lengths and rows <= self.max_rows and self._stays_small(inputs)
         layout = layout_of(inputs, any_lengths=any_lengths)
         outputs = frozenset(call.requested_outputs) if self._by_outputs else ()
-        if self._by_parameters and (call.parameters or call.input_parameters) and (own := parameters_key(call)):
+        if self._by_parameters and has_parameters(call) and (own := parameters_key(call)):
             return rows, (call.signature_name, layout, outputs, own)
         return rows, (call.signature_name, layout, outputs)
 
@@ -85,14 +85,18 @@ class BatchKeys:
             return 1
 
 
+def has_parameters(call: Call) -> bool:
+    """Whether a request, or one of its tensors, has parameters."""
+    return bool(call.parameters or call.input_parameters or call.output_parameters)
+
+
 def parameters_key(call: Call) -> tuple[Hashable, ...]:
-    """Return the parameters of a request and of its inputs, with types: in Python True == 1 == 1.0."""
-    parameters_by_input: list[tuple[str | None, Mapping[str, ParameterValue]]] = [
-        (None, own_parameters(call.parameters))
-    ]
-    parameters_by_input += sorted(call.input_parameters.items())
+    """Return the parameters of a request and of its tensors, with types: in Python True == 1 == 1.0."""
+    of_request: list[tuple[str, Mapping[str, ParameterValue]]] = [("", own_parameters(call.parameters))]
+    groups = (of_request, sorted(call.input_parameters.items()), sorted(call.output_parameters.items()))
     return tuple(
-        (place, name, type(value), value)
-        for place, parameters in parameters_by_input
+        (group, place, name, type(value), value)
+        for group, by_place in enumerate(groups)
+        for place, parameters in by_place
         for name, value in sorted(parameters.items())
     )

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from triglot.core.call import Call
 from triglot.core.statistics import Reading
 from triglot.core.tensor import Array, raw_buffer
-from triglot.core.types import InferenceRequest, OutputTensor, ParameterValue
+from triglot.core.types import InferenceRequest, OutputTensor, ParameterValue, TensorParameters
 
 OFF_LOOP_BYTES = 128 * 1024
 """Above this size, digesting or copying on a thread is faster than on the event loop, switches included."""
@@ -108,7 +108,8 @@ class ModelCache:
             request.lenient_shapes,
             order,
             _custom(call.parameters),
-            _by_input(call),
+            _by_tensor(call.input_parameters),
+            _by_tensor(call.output_parameters),
         )
         return self._number, digest(asked, inputs)
 
@@ -175,8 +176,8 @@ def _custom(parameters: Mapping[str, ParameterValue]) -> list[tuple[str, Paramet
     return sorted(item for item in parameters.items() if item[0] not in _SCHEDULING)
 
 
-def _by_input(call: Call) -> list[tuple[str, list[tuple[str, ParameterValue]]]]:
-    return sorted((name, sorted(values.items())) for name, values in call.input_parameters.items())
+def _by_tensor(parameters: TensorParameters) -> list[tuple[str, list[tuple[str, ParameterValue]]]]:
+    return sorted((name, sorted(values.items())) for name, values in parameters.items())
 
 
 def digest(asked: object, inputs: Mapping[str, Array]) -> bytes:
@@ -209,5 +210,5 @@ def _copied(outputs: Sequence[OutputTensor]) -> Copies | None:
                 return None
             size += sum(map(sys.getsizeof, elements))
         array.flags.writeable = False
-        copies.append(OutputTensor(output.name, output.datatype, array))
+        copies.append(OutputTensor(output.name, output.datatype, array, output.parameters))
     return copies, size

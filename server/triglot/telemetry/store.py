@@ -94,6 +94,8 @@ class Telemetry:
         self.log_file: Path | None = None
         self.latency_counters = True
         """Whether Triton's counters of durations are exported."""
+        self.mlserver_names = False
+        """Whether MLServer's metrics are exported, too."""
         self.metrics = Metrics()
         self.observers: list[Observer] = []
         """Of all endpoints: those that the configuration asks for."""

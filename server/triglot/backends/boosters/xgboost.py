@@ -12,6 +12,7 @@ import xgboost
 from triglot.backends import error_text
 from triglot.backends.columns import INPUT, Columns
 from triglot.backends.pickles import content_of
+from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument, ModelLoadError
 from triglot.core.tensor import Array
 from triglot.core.types import TensorSpec
@@ -71,7 +72,7 @@ class BoosterModel(Model):
         row = np.full((1, booster.num_features()), np.nan, np.float32)
         self.outputs = [TensorSpec("predict", "FP32", [-1, *self._predict(row).shape[1:]])]
 
-    def infer(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    def infer(self, inputs: Mapping[str, Array], _: Call | None = None) -> dict[str, Array]:
         """Predicts. Raise `InvalidArgument` for values that XGBoost rejects, with its text (tfs 7.3)."""
         try:
             matrix = self._columns.matrix(inputs)

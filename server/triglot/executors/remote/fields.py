@@ -1,8 +1,8 @@
 """The fields of calls and responses: what a frame has in its JSON text, besides the tensors in a region.
 
-A call has those of `call_fields`. The fields of a response are its `parameters`, and whether it is `final` or
-`partial`, unless they are empty. A list of responses has, for each in order, its fields with the number of its
-tensors, or the error of its request.
+A call has those of `call_fields`. The fields of a response are its `parameters` and `output_parameters`, and
+whether it is `final` or `partial`, unless they are empty. A list of responses has, for each in order, its fields
+with the number of its tensors, or the error of its request.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from triglot.executors.remote.failures import failure_fields
 from triglot.executors.remote.shared_memory import Row, packed
 from triglot.executors.remote.values import dumps
 
-_NON_TENSOR_FIELDS = ("parameters", "final", "partial")
+_NON_TENSOR_FIELDS = ("parameters", "output_parameters", "final", "partial")
 
 
 def call_fields(call: Call, *, log_ids: bool = False) -> dict[str, Any]:
@@ -53,6 +53,7 @@ def _own_fields(call: Call, log_ids: bool) -> dict[str, Any]:
         "signature": call.signature_name,
         "parameters": call.parameters,
         "input_parameters": dict(call.input_parameters),
+        "output_parameters": dict(call.output_parameters),
         "model": call.model_name,
         "version": call.model_version,
         "batch": call.batch_size,
@@ -85,7 +86,7 @@ def non_tensor_fields(answer: object) -> dict[str, Any]:
     """Return the fields of a response besides its tensors."""
     if not isinstance(answer, Answer):
         return {}
-    fields = {"parameters": answer.parameters, "final": answer.final, "partial": answer.partial}
+    fields = {name: getattr(answer, name) for name in _NON_TENSOR_FIELDS}
     return {name: value for name, value in fields.items() if value}
 
 
@@ -108,8 +109,9 @@ def answer_of(message: Message) -> Any:
 def _result_with_tensors(tensors: dict[str, Array], fields: Mapping[str, Any]) -> dict[str, Any]:
     if fields.keys().isdisjoint(_NON_TENSOR_FIELDS):
         return tensors
-    final, partial = fields.get("final", False), fields.get("partial", False)
-    return Answer(tensors, fields.get("parameters", {}), final=final, partial=partial)
+    return Answer(
+        tensors, **{"parameters": {}} | {name: fields[name] for name in _NON_TENSOR_FIELDS if name in fields}
+    )
 
 
 # --- lists ---

@@ -17,7 +17,7 @@ from triglot.core.call import Call, ModelCall, ModelTask, Reach, no_models
 from triglot.core.errors import Unavailable, error_of
 from triglot.core.operation import Permission
 from triglot.core.request_scheduling import Scheduling
-from triglot.core.types import NO_INPUT_PARAMETERS
+from triglot.core.types import NO_TENSOR_PARAMETERS
 from triglot.executors.remote.channel import Channel, Mailbox, Message, iterate, run_blocking
 from triglot.executors.remote.fields import answer_of, fields_of, non_tensor_fields, rows_of, text_of
 from triglot.executors.remote.frames import FIRST_QUESTION, Kind
@@ -325,7 +325,8 @@ class RemoteCall(Call):
         self.request_id = fields.get("id", "")
         self.signature_name = fields.get("signature", "")
         self.parameters = fields.get("parameters", {})
-        self.input_parameters = fields.get("input_parameters", NO_INPUT_PARAMETERS)
+        self.input_parameters = fields.get("input_parameters", NO_TENSOR_PARAMETERS)
+        self.output_parameters = fields.get("output_parameters", NO_TENSOR_PARAMETERS)
         self.model_name, self.model_version = fields.get("model", ""), fields.get("version", 0)
         self.batch_size = fields.get("batch", 1)
         self.size = fields.get("size", 0)

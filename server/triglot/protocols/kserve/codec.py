@@ -31,12 +31,12 @@ from triglot.core.tensor import (
 from triglot.core.types import (
     InferenceRequest,
     InferenceResponse,
-    InputParameters,
     InputTensor,
     OutputOptions,
     ParameterValue,
     RegionSlice,
     TensorOptions,
+    TensorParameters,
 )
 from triglot.model.validation import InvalidRequest
 from triglot.pb.kserve import inference_pb2 as pb
@@ -81,8 +81,8 @@ _OUTPUTS: Final = 6
 _RAW_OUTPUTS: Final = 6
 _INFER_RESPONSE: Final = 2
 FINAL: Final = "triton_final_response"
-Layout = tuple[tuple[str, str, tuple[int, ...]], ...]
-"""Names, datatypes and shapes of outputs."""
+Layout = tuple[tuple[str, str, tuple[int, ...], tuple[tuple[str, ParameterValue], ...]], ...]
+"""Names, datatypes, shapes and parameters of outputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,7 @@ def _request_of(message: pb.ModelInferRequest, raw: Sequence[Buffer]) -> Inferen
                 f"unable to find data for input tensor '{tensor.name}' for model '{message.model_name}' "
                 "in request."
             )
-        request.inputs.append(InputTensor(tensor.name, tensor.datatype, tuple(tensor.shape), data))
+        request.inputs.append(InputTensor(tensor.name, tensor.datatype, _shape_of(tensor, data), data))
     request.input_parameters = _own_parameters(message.inputs)
     if next_raw < len(raw):
         raise InvalidArgument(
@@ -214,9 +214,23 @@ def _request_of(message: pb.ModelInferRequest, raw: Sequence[Buffer]) -> Inferen
         for output in message.outputs:
             if output.parameters and (options := _decode_output_options(output)) is not None:
                 output_options[output.name] = options
+        request.output_parameters = _own_parameters(message.outputs)
     if regions or output_options:
         request.options = TensorOptions(regions, output_options)
     return request
+
+
+def _shape_of(tensor: pb.ModelInferRequest.InferInputTensor, data: Buffer | Array) -> tuple[int, ...]:
+    shape = tuple(tensor.shape)
+    if tensor.datatype == "BYTES" and isinstance(data, np.ndarray) and data.size == 1:
+        return shape_of_text(shape, data.item())
+    return shape
+
+
+def shape_of_text(shape: tuple[int, ...], text: bytes) -> tuple[int, ...]:
+    """Return the shape of one BYTES element; MLServer's users give [n] for one of n bytes or characters."""
+    counts_text = len(shape) == 1 and shape[0] in (len(text), len(text.decode(errors="replace")))
+    return (1,) if counts_text else shape
 
 
 def _is_empty(contents: pb.InferTensorContents) -> bool:
@@ -239,11 +253,13 @@ def _decode_output_options(output: pb.ModelInferRequest.InferRequestedOutputTens
     return output_options_of(_values(output.parameters), f"output '{output.name}'", least=1)
 
 
-def _own_parameters(inputs: Iterable[pb.ModelInferRequest.InferInputTensor]) -> InputParameters | None:
-    of_inputs = (
-        (tensor.name, model_parameters_of(_values(tensor.parameters))) for tensor in inputs if tensor.parameters
+def _own_parameters(
+    tensors: Iterable[pb.ModelInferRequest.InferInputTensor | pb.ModelInferRequest.InferRequestedOutputTensor],
+) -> TensorParameters | None:
+    by_tensor = (
+        (tensor.name, model_parameters_of(_values(tensor.parameters))) for tensor in tensors if tensor.parameters
     )
-    return {name: own for name, own in of_inputs if own} or None
+    return {name: own for name, own in by_tensor if own} or None
 
 
 def _values(parameters: Mapping[str, pb.InferParameter]) -> dict[str, ParameterValue]:
@@ -323,6 +339,7 @@ class _Layout:
     inputs: Sequence[tuple[str, str, tuple[int, ...], int]]
     outputs: Sequence[str]
     options: TensorOptions | None
+    output_parameters: TensorParameters | None
     cut_count: int
     all_raw: bool
 
@@ -355,7 +372,13 @@ class InferDecoder:
         else:
             inputs = _inputs_of(layout, iter(tensors))
         request = InferenceRequest(
-            layout.model_name, layout.model_version, request_id, inputs, layout.outputs, options=layout.options
+            layout.model_name,
+            layout.model_version,
+            request_id,
+            inputs,
+            layout.outputs,
+            options=layout.options,
+            output_parameters=layout.output_parameters,
         )
         if parameters:
             message = parse(pb.ModelInferRequest, b"".join(parameters))
@@ -456,6 +479,7 @@ def _layout_of(request: InferenceRequest, cut_count: int) -> _Layout | None:
         inputs,
         tuple(request.outputs),
         request.options,
+        request.output_parameters,
         cut_count,
         all(where == IS_RAW for *_, where in inputs),
     )
@@ -511,7 +535,7 @@ def infer_pieces(response: InferenceResponse) -> list[Any]:
         _response_head(
             response.model_name,
             response.model_version,
-            tuple([(output.name, output.datatype, output.array.shape) for output in outputs]),
+            tuple([(output.name, output.datatype, output.array.shape, output.parameters) for output in outputs]),
         )
     ]
     # Protobuf allows fields in any order: so the head is the same from call to call, and cached.
@@ -535,6 +559,7 @@ def _typed_infer(response: InferenceResponse) -> bytes:
     for output in response.outputs:
         array, field = output.array, _CONTENTS_FIELD[output.datatype]
         tensor = message.outputs.add(name=output.name, datatype=output.datatype, shape=array.shape)
+        encode_parameters(dict(output.parameters), tensor.parameters)
         if output.name not in response.placed:
             tensor.contents.SetInParent()
             elements = bytes_elements(array) if output.datatype == "BYTES" else array.ravel().tolist()
@@ -543,13 +568,16 @@ def _typed_infer(response: InferenceResponse) -> bytes:
 
 
 @lru_cache(maxsize=256)
-def _response_head(
-    model_name: str, model_version: str, outputs: tuple[tuple[str, str, tuple[int, ...]], ...]
-) -> bytes:
+def _response_head(model_name: str, model_version: str, outputs: Layout) -> bytes:
     head = pb.ModelInferResponse(model_name=model_name, model_version=model_version)
-    for name, datatype, shape in outputs:
-        head.outputs.add(name=name, datatype=datatype, shape=shape)
+    _add_outputs(head, outputs)
     return serialize(head)
+
+
+def _add_outputs(message: pb.ModelInferResponse, outputs: Layout) -> None:
+    for name, datatype, shape, parameters in outputs:
+        tensor = message.outputs.add(name=name, datatype=datatype, shape=shape)
+        encode_parameters(dict(parameters), tensor.parameters)
 
 
 def _response_parameters(values: Mapping[str, ParameterValue]) -> bytes:
@@ -611,7 +639,7 @@ def _framing_of(response: InferenceResponse, final: bool | None) -> tuple[int, b
         dtype = array.dtype
         if array.nbytes > SMALL_BYTES or dtype.kind in "OSUT" or not dtype.isnative:
             return None
-        layout.append((output.name, output.datatype, array.shape))
+        layout.append((output.name, output.datatype, array.shape, output.parameters))
     framing = _framing(response.model_name, response.model_version, final, tuple(layout))
     return framing if 0 < framing[0] <= SMALL_BYTES else None
 
@@ -627,10 +655,8 @@ def _framing(
     response = pb.ModelInferResponse(model_name=model_name, model_version=model_version)
     if final is not None:
         response.parameters[FINAL].bool_param = final
-    sizes = []
-    for name, datatype, shape in layout:
-        response.outputs.add(name=name, datatype=datatype, shape=shape)
-        sizes.append(element_count(shape) * DATATYPES[datatype].itemsize)
+    _add_outputs(response, layout)
+    sizes = [element_count(shape) * DATATYPES[datatype].itemsize for _, datatype, shape, _ in layout]
     if not sizes:
         return 0, b"", ()
     before = [length_prefix(_RAW_OUTPUTS, size) for size in sizes]

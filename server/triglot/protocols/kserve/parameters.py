@@ -25,12 +25,13 @@ REGION_SIZE = "shared_memory_byte_size"
 REGION_OFFSET = "shared_memory_offset"
 CLASSIFICATION = "classification"
 BINARY_SIZE = "binary_data_size"
-_OF_INPUTS = (REGION, REGION_SIZE, REGION_OFFSET, BINARY_SIZE)
+BINARY = "binary_data"
+_OF_THE_SERVER = (REGION, REGION_SIZE, REGION_OFFSET, CLASSIFICATION, BINARY_SIZE, BINARY)
 
 
 def model_parameters_of(parameters: Mapping[str, ParameterValue]) -> dict[str, ParameterValue]:
-    """Return those of an input's parameters that the server does not interpret: they are the model's."""
-    return {key: value for key, value in parameters.items() if key not in _OF_INPUTS}
+    """Return those of a tensor's parameters that the server does not interpret: they are the model's."""
+    return {key: value for key, value in parameters.items() if key not in _OF_THE_SERVER}
 
 
 def set_parameters(request: InferenceRequest, parameters: dict[str, ParameterValue]) -> None:

@@ -42,7 +42,14 @@ from triglot.core.types import (
 from triglot.model.signature import Signature, shape_text
 from triglot.protocols.json.dialect import DEFAULT_LIMITS, JsonLimits, type_name
 from triglot.protocols.json.text import read_body, without_nulls
-from triglot.protocols.kserve.codec import MAX_DIMS, MAX_INPUTS, MAX_OUTPUTS, MAX_PARAMETERS, packing_size
+from triglot.protocols.kserve.codec import (
+    MAX_DIMS,
+    MAX_INPUTS,
+    MAX_OUTPUTS,
+    MAX_PARAMETERS,
+    packing_size,
+    shape_of_text,
+)
 from triglot.protocols.kserve.json_elements import elements_of_json, json_of_elements, print_json
 from triglot.protocols.kserve.parameters import (
     BINARY_SIZE,
@@ -117,6 +124,7 @@ class _Reader:
         self._regions: dict[int, RegionSlice] = {}
         self._output_options: dict[str, OutputOptions] = {}
         self._own_parameters: dict[str, dict[str, ParameterValue]] = {}
+        self._parameters_of_outputs: dict[str, dict[str, ParameterValue]] = {}
         self._binary_outputs: list[str] = []
 
     def read(self, body: dict[str, Any]) -> RestInfer:
@@ -134,6 +142,8 @@ class _Reader:
         if "outputs" in body:
             outputs = _objects(body, "outputs", MAX_OUTPUTS)
             request.outputs = [self._requested_output(output) for output in outputs]
+            if self._parameters_of_outputs:
+                request.output_parameters = self._parameters_of_outputs
         if self._regions or self._output_options:
             request.options = TensorOptions(self._regions, self._output_options)
         return RestInfer(request, frozenset(self._binary_outputs), default)
@@ -151,6 +161,8 @@ class _Reader:
         datatype = _string(tensor, "datatype", what)
         shape = _shape(tensor, what)
         data = tensor.get("data")
+        if datatype == "BYTES" and isinstance(data, list) and len(data) == 1 and isinstance(data[0], str):
+            shape = shape_of_text(shape, data[0].encode(errors="replace"))
         parameters = _parameters(tensor, what) if "parameters" in tensor else {}
         if not parameters and data is not None:
             return InputTensor(name, datatype, shape, elements_of_json(data, datatype, shape, what))
@@ -190,6 +202,8 @@ class _Reader:
         name = _string(output, "name", "an output")
         what = f"output '{name}'"
         parameters = _parameters(output, what)
+        if parameters and (own := model_parameters_of(parameters)):
+            self._parameters_of_outputs[name] = own
         wanted = parameters.get("binary_data", False)
         if not isinstance(wanted, bool):
             raise InvalidArgument(f"{what}: binary_data must be true or false, got {wanted!r}")
@@ -289,15 +303,18 @@ def encode_infer(response: InferenceResponse, wanted: RestInfer) -> HttpResponse
     tail: list[Any] = []
     for at, output in enumerate(response.outputs):
         pieces.append(b"," if at else b"")
-        pieces.append(_output_head(output.name, output.datatype, output.array.shape))
-        if output.name in response.placed:
-            pieces.append(b"}")
-        elif wanted.wants_binary(output.name):
+        binary = output.name not in response.placed and wanted.wants_binary(output.name)
+        parameters = output.parameters
+        if binary:
             buffer = raw_buffer(output.array)
-            pieces.append(b',"parameters":{"binary_data_size":%d}}' % byte_length(buffer))
+            parameters = (*parameters, (BINARY_SIZE, byte_length(buffer)))
             tail.append(buffer)
-        else:
-            pieces += [b',"data":', *json_of_elements(output), b"}"]
+        pieces.append(_output_head(output.name, output.datatype, output.array.shape))
+        if parameters:
+            pieces += b',"parameters":', print_json(dict(parameters))
+        if not binary and output.name not in response.placed:
+            pieces += [b',"data":', *json_of_elements(output)]
+        pieces.append(b"}")
     pieces.append(b"]}")
     length = sum(map(len, pieces))
     size = sum(map(byte_length, tail))

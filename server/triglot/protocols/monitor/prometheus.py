@@ -18,6 +18,7 @@ from prometheus_client.samples import Exemplar, Sample
 from prometheus_client.utils import floatToGoString
 
 from triglot.core.errors import Code
+from triglot.core.http import STATUS_OF
 from triglot.core.statistics import LATENCY_LIMITS, Histogram, latest, rank
 from triglot.dataplane.control import Reports
 from triglot.model.metrics import Family
@@ -188,6 +189,8 @@ class _TelemetryRegistry(CollectorRegistry):
         build.add_metric(tuple(BUILD.values()), 1)
         yield build
         yield from self._metrics()
+        if self._telemetry.mlserver_names:
+            yield from _mlserver(calls, self._telemetry.endpoints())
         yield from triton_metrics(self._versions, self._machine, latency_counters=self._telemetry.latency_counters)
         yield from printed_families(self._own)
         yield from self._process.collect()
@@ -285,6 +288,77 @@ def _requests(calls: Sequence[tuple[Endpoint, Kind, CallStats]]) -> Iterator[Met
     )
     yield _counter("triglot_request_bytes", "Request bytes.", bytes_in)
     yield _counter("triglot_response_bytes", "Response bytes.", bytes_out)
+
+
+def _mlserver(
+    calls: Sequence[tuple[Endpoint, Kind, CallStats]], endpoints: Sequence[Endpoint]
+) -> Iterator[Metric]:
+    """Yield metrics with MLServer's names and labels."""
+    outcomes = {
+        outcome: CounterMetricFamily(
+            f"model_infer_request_{outcome}", f"Inference requests that ended in {outcome}.", labels=BY_MODEL
+        )
+        for outcome in ("success", "failure")
+    }
+    counts: dict[str, Counter[Labels]] = {outcome: Counter() for outcome in outcomes}
+    models: dict[Labels, Histogram] = {}
+    rest: dict[Labels, Histogram] = {}
+    grpc: dict[Labels, Histogram] = {}
+    handled: Counter[Labels] = Counter()
+    for endpoint, kind, stats in calls:
+        if kind.version == ENDED:
+            continue
+        latency = stats.latency
+        if endpoint.inference and kind.model:
+            counts["success" if kind.code is Code.OK else "failure"][_model(kind)] += latency.count
+            _merge(models, _model(kind), latency)
+        if endpoint.entrypoint == "REST":
+            status = 200 if kind.code is Code.OK else STATUS_OF[kind.code]
+            _merge(rest, ("mlserver", _mlserver_path(endpoint), str(status)), latency)
+        else:
+            rpc = _rpc(endpoint)
+            handled[*rpc, kind.code.name] += latency.count
+            _merge(grpc, rpc, latency)
+    for outcome, family in outcomes.items():
+        for labels, count in counts[outcome].items():
+            family.add_metric(labels, count)
+        yield family
+    duration = Metric("model_infer_request_duration", "Duration of inference requests in seconds.", "summary")
+    for labels, histogram in models.items():
+        named = dict(zip(BY_MODEL, labels, strict=True))
+        duration.add_sample(f"{duration.name}_count", named, histogram.count)
+        duration.add_sample(f"{duration.name}_sum", named, histogram.sum / 1e6)
+    yield duration
+    by_path = ("app_name", "path", "status_code")
+    requests = CounterMetricFamily("rest_server_requests", "Finished REST calls.", labels=by_path)
+    for labels, histogram in rest.items():
+        requests.add_metric(labels, histogram.count)
+    yield requests
+    yield _times("rest_server_request_duration", "Latency of REST calls.", by_path, rest)
+    by_rpc = ("grpc_type", "grpc_service", "grpc_method")
+    started = CounterMetricFamily("grpc_server_started", "Started gRPC calls.", labels=by_rpc)
+    for endpoint in endpoints:
+        if endpoint.entrypoint != "REST":
+            rpc = _rpc(endpoint)
+            finished = grpc[rpc].count if rpc in grpc else 0
+            started.add_metric(rpc, finished + endpoint.in_flight)
+    yield started
+    family = CounterMetricFamily("grpc_server_handled", "Finished gRPC calls.", labels=(*by_rpc, "grpc_code"))
+    for labels, count in handled.items():
+        family.add_metric(labels, count)
+    yield family
+    yield _times("grpc_server_handling", "Latency of gRPC calls.", by_rpc, grpc)
+
+
+def _mlserver_path(endpoint: Endpoint) -> str:
+    """Return the path of a route with the names that MLServer gives its variables."""
+    path = f"/v2/models/{{model}}/{endpoint.method}" if endpoint.method == "infer" else endpoint.method
+    return path.replace("{model}", "{model_name}").replace("{version}", "{model_version}")
+
+
+def _rpc(endpoint: Endpoint) -> Labels:
+    service, _, method = endpoint.rpc.strip("/").rpartition("/")
+    return "BIDI_STREAM" if method.endswith("StreamInfer") else "UNARY", service, method
 
 
 def _clients(endpoints: Sequence[Endpoint]) -> Iterator[Metric]:

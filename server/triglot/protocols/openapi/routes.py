@@ -19,6 +19,8 @@ from triglot.protocols.rows import Route
 from triglot.version import __version__
 
 DOCUMENT, PAGE = "/openapi.json", "/docs"
+MLSERVER_PAGES = tuple(f"/v2{of}/docs" for of in ("", "/models/{model}", "/models/{model}/versions/{version}"))
+"""The page's paths in MLServer, beside KServe V2; `dataplane.json` below each is the document."""
 PAGE_FILE = Path(__file__).with_name("page.html")
 MODEL_BYTES = 4096
 """Estimates of a model's text in the document, in bytes."""
@@ -73,9 +75,34 @@ def openapi_routes(
             documented=(ApiOperation("This document as a page", {"text/html": STRING}),),
         ),
     ]
+    if any(route.protocol == "kserve" for route in routes):
+        for path in MLSERVER_PAGES:
+            document = f"{path}/dataplane.json"
+            rows += [_redirect(path, PAGE, Operation.PUBLIC), _redirect(document, DOCUMENT, Operation.METADATA)]
     own = [row for route in rows for row in readable(route)]
     document_printer.routes = [*routes, *own]
     return own
+
+
+def _redirect(path: str, to: str, operation: Operation) -> Route:
+    """Return a row that leads to another path, relatively: a proxy may have put a prefix before both."""
+
+    async def nothing(*_: object) -> None:
+        pass
+
+    headers = {"Location": "../" * (path.count("/") - 1) + to.lstrip("/")}
+    response = HttpResponse(b"", 307, content_type="", headers=headers)
+    documented = ApiOperation(f"Leads to {to}: MLServer's path", others={307: NO_CONTENT})
+    return Route(
+        "GET",
+        path,
+        operation,
+        lambda _: None,
+        nothing,
+        lambda *_: response,
+        protocol=PROTOCOL,
+        documented=(documented,),
+    )
 
 
 class _Document:

@@ -14,6 +14,7 @@ BACKEND_OF_FILE = {
     "MLmodel": "mlflow",
     "predictor.toml": "predictor",
     "model.py": "python",
+    "model-settings.json": "mlserver",  # It names the model's file, which may stand beside it.
     "model.onnx": "onnx",
     "saved_model.pb": "tensorflow",
     "saved_model.pbtxt": "tensorflow",
@@ -28,7 +29,6 @@ BACKEND_OF_FILE = {
     "model.txt": "lightgbm",
     "model.lgb": "lightgbm",
     "model.cbm": "catboost",
-    "model-settings.json": "mlserver",
 }
 """Files that make a folder a model, by precedence. A pickle may hold a model of several libraries; its backend
 finds out."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from triglot.core.errors import ModelLoadError
 from triglot.repository.config.settings import NAME
 from triglot.repository.scan.scanner import Scan, Wanted
-from triglot.repository.scan.source import ModelFiles, NamedPath, NothingFound, NotYet, Root
+from triglot.repository.scan.source import MLServerFolder, ModelFiles, NamedPath, NothingFound, NotYet, Root
 
 LoadErrors = Mapping[str, ModelLoadError]
 """Errors by model name or path."""
@@ -17,7 +17,7 @@ LoadErrors = Mapping[str, ModelLoadError]
 
 def places_of(roots: Iterable[Root]) -> set[str]:
     """Return the keys that the problems of path roots have."""
-    paths = (root.path if isinstance(root, NamedPath) else root for root in roots)
+    paths = (root.path if isinstance(root, NamedPath | MLServerFolder) else root for root in roots)
     return {os.path.normpath(path.absolute()) for path in paths if isinstance(path, Path)}
 
 

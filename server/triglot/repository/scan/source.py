@@ -22,6 +22,7 @@ from triglot.repository.config.bounds import UNBOUNDED, Bounds, check_bounds, in
 from triglot.repository.config.model_config import CONFIG_FILE, config_of, in_its_environment, read_config
 from triglot.repository.config.settings import NAME, NAME_RULE, ModelSettings
 from triglot.repository.config.version_names import NAMES_FILE, VersionNames, read_names
+from triglot.repository.scan import mlserver_folders as mlserver
 from triglot.repository.scan.layout import BACKEND_OF_FILE, backend_by_name, backend_of, candidates, listed
 from triglot.repository.scan.paths import check_links, check_links_below
 
@@ -90,7 +91,15 @@ class NamedPath:
     path: Path
 
 
-Root = Path | NamedPath | ModelSettings | ModelFiles
+@dataclass(frozen=True, slots=True)
+class MLServerFolder:
+    """A folder in MLServer's layout, and what applies to models whose `model-settings.json` leaves it out."""
+
+    path: Path
+    defaults: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+
+Root = Path | NamedPath | MLServerFolder | ModelSettings | ModelFiles
 """A place of models: a repository folder, a model's folder or file, a configured model, or a version that is
 known."""
 
@@ -162,11 +171,19 @@ def find_models(
                 numbers = {**numbers, root.label: root.version}
             found.names[root.name] = VersionNames(numbers)
         else:
-            name, path = (root.name, root.path) if isinstance(root, NamedPath) else ("", root)
+            name, path = (
+                (root.name, root.path)
+                if isinstance(root, NamedPath)
+                else ("", root.path if isinstance(root, MLServerFolder) else root)
+            )
             # Resolves "..", but keeps the name of a symbolic link.
             path = Path(os.path.normpath(path.absolute()))
             with found.collecting(str(path)):
-                _Search(found, path, overrides, allow_symlinks, name).find()
+                search = _Search(found, path, overrides, allow_symlinks, name)
+                if isinstance(root, MLServerFolder):
+                    search.find_settings(root.defaults)
+                else:
+                    search.find()
     return found
 
 
@@ -210,6 +227,8 @@ class _Search:
             self._add(path, files.name, [files])
         elif not path.is_dir():
             raise NotYet(f"{path}: no such file or folder")
+        elif (path / mlserver.SERVER_SETTINGS).is_file() and mlserver.settings_files(path):
+            self.find_settings()
         elif all((path / file).is_file() for file in GRPS_PROJECT):
             raise ModelLoadError(f"{path}: this is a grps project; to serve it, run: triglot grps {path}")
         elif versions := self._model_versions(path):
@@ -221,6 +240,55 @@ class _Search:
             if self.name:
                 text = f"{path} is a repository, whose models keep their names; the name {self.name!r} is not used"
                 self.found.warn(str(path), text)
+
+    def find_settings(self, defaults: Mapping[str, Any] = MappingProxyType({})) -> None:
+        """Search MLServer's layout: every `model-settings.json` below the root.
+
+        Without one the defaults may describe a model. Raise `ModelLoadError`.
+        """
+        files = mlserver.settings_files(self.root) if self.root.is_dir() else []
+        if not files and "implementation" in defaults:
+            self._add_of_defaults(defaults)
+            return
+        if not files:
+            kind = NothingFound if self.root.is_dir() else NotYet
+            raise kind(f"{self.root}: expected {mlserver.SETTINGS} in it, or in folders below, found none")
+        models: dict[str, dict[str, Path]] = {}
+        for file in files:
+            with self.found.collecting(str(file.parent)):
+                self._check(file)
+                name, version = mlserver.name_and_version(file, defaults)
+                if (other := models.setdefault(name, {}).setdefault(version, file)) != file:
+                    which = f"version {version!r}" if version else "no version"
+                    raise FoundTwice(f"{file}: model '{name}' with {which} is also in {other}")
+        for name, versions in models.items():
+            folders = [file.parent for file in versions.values()]
+            with self.found.collecting(str(folders[0])):
+                self._add_settings(name, versions, defaults)
+
+    def _add_settings(self, name: str, versions: Mapping[str, Path], defaults: Mapping[str, Any]) -> None:
+        config, numbers = mlserver.config_of(defaults), mlserver.numbers_of(versions)
+        files = [
+            ModelFiles(name, numbers[version], mlserver.BACKEND, file, folder=file.parent, config=config)
+            for version, file in versions.items()
+        ]
+        self._add(files[0].file.parent, name, sorted(files, key=lambda version: version.version))
+        names = {version: number for version, number in numbers.items() if version and not version.isdecimal()}
+        if invalid := next((version for version in names if not NAME.fullmatch(version)), None):
+            raise ModelLoadError(f"{versions[invalid]}: parameters.version: {invalid!r}: {NAME_RULE}")
+        self.found.names[name] = VersionNames(names)
+
+    def _add_of_defaults(self, defaults: Mapping[str, Any]) -> None:
+        place = Path(defaults.get("parameters", {}).get("uri") or self.root)
+        if not place.exists():
+            raise NotYet(f"{place}: no such file or folder")
+        version = defaults.get("parameters", {}).get("version") or ""
+        config, number = mlserver.config_of(defaults), mlserver.numbers_of([version])[version]
+        folder = place if place.is_dir() else place.parent
+        name = defaults.get("name") or folder.absolute().name
+        self._add(folder, name, [ModelFiles(name, number, mlserver.BACKEND, place, folder=folder, config=config)])
+        if version and not version.isdecimal():
+            self.found.names[name] = VersionNames({version: number})
 
     def _only_file(self) -> Path | None:
         """Return the only model file, of any name, in a folder without subfolders."""
@@ -263,6 +331,8 @@ class _Search:
                     continue
                 if versions := self._model_versions(folder):
                     self._add_folder(folder, versions)
+                elif mlserver.settings_files(folder):
+                    replace(self, root=folder).find_settings()
                 else:
                     text = f"{folder} is skipped: it contains no model, expected {_EXPECTED}"
                     self.found.warn(str(folder), text)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from triglot.repository.config.settings import ModelSettings
 from triglot.repository.scan.paths import is_below
-from triglot.repository.scan.source import ModelFiles, NamedPath, Root
+from triglot.repository.scan.source import MLServerFolder, ModelFiles, NamedPath, Root
 
 SCHEMES = ("s3", "gs", "az", "hf", "https")
 HINTS = {
@@ -83,7 +83,7 @@ def path_of(root: Root) -> Path | None:
     match root:
         case ModelSettings():
             return root.base_path
-        case NamedPath():
+        case NamedPath() | MLServerFolder():
             return root.path
         case ModelFiles():
             return None
@@ -95,6 +95,6 @@ def moved(root: Root, path: Path) -> Root:
     match root:
         case ModelSettings():
             return replace(root, base_path=path)
-        case NamedPath():
+        case NamedPath() | MLServerFolder():
             return replace(root, path=path)
     return path

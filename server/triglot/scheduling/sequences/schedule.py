@@ -24,7 +24,7 @@ from triglot.executors.joining import layout_of
 from triglot.executors.work import Inputs, Work
 from triglot.model.model import Model
 from triglot.model.scheduling import OldestStrategy
-from triglot.scheduling.batch_keys import parameters_key
+from triglot.scheduling.batch_keys import has_parameters, parameters_key
 from triglot.scheduling.schedule import Later, Timer
 from triglot.scheduling.sequences.batch import SequenceBatch, SequenceTensors
 from triglot.scheduling.sequences.request import SequenceRequest
@@ -153,7 +153,7 @@ class SequenceSchedule:
             )
         self._tensors.check(inputs, scheduling.sequence_id, call.model_name)
         shapes = layout_of(inputs)
-        if self._by_parameters and (call.parameters or call.input_parameters):
+        if self._by_parameters and has_parameters(call):
             shapes = (shapes, parameters_key(call))
         self._requests[work] = self._table.add(work, scheduling, inputs, shapes, self._clock())
         self._update()

@@ -18,7 +18,6 @@ from typing import Any, Final
 from triglot.core.call import Call
 from triglot.core.compiling import mypyc_attr
 from triglot.core.errors import (
-    Code,
     InvalidArgument,
     PayloadTooLarge,
     ServingError,
@@ -26,7 +25,7 @@ from triglot.core.errors import (
     as_serving_error,
     retry_hint,
 )
-from triglot.core.http import HttpRequest, HttpResponse
+from triglot.core.http import STATUS_OF, HttpRequest, HttpResponse
 from triglot.core.tensor import Scattered
 from triglot.protocols.rows import Route
 from triglot.transports.off_loop import take_once
@@ -280,26 +279,6 @@ _CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _FIXED_NAMES: Final = frozenset(name.lower() for name, _ in FIXED_FIELDS)
 
 
-STATUS: Final = {
-    Code.CANCELLED: 400,
-    Code.UNKNOWN: 400,
-    Code.INVALID_ARGUMENT: 400,
-    Code.DEADLINE_EXCEEDED: 504,
-    Code.NOT_FOUND: 404,
-    Code.ALREADY_EXISTS: 400,
-    Code.PERMISSION_DENIED: 403,
-    Code.RESOURCE_EXHAUSTED: 429,
-    Code.FAILED_PRECONDITION: 400,
-    Code.ABORTED: 409,
-    Code.OUT_OF_RANGE: 400,
-    Code.UNIMPLEMENTED: 501,
-    Code.INTERNAL: 500,
-    Code.UNAVAILABLE: 503,
-    Code.DATA_LOSS: 500,
-    Code.UNAUTHENTICATED: 401,
-}
-
-
 @mypyc_attr(native_class=False)
 class UnknownCoding(Unimplemented):
     """The request has a content coding that the server does not support."""
@@ -307,7 +286,7 @@ class UnknownCoding(Unimplemented):
 
 def default_error(error: ServingError) -> HttpResponse:
     """Return the response for an error, for routes without a form of their own."""
-    status = 413 if isinstance(error, PayloadTooLarge) else STATUS[error.code]
+    status = 413 if isinstance(error, PayloadTooLarge) else STATUS_OF[error.code]
     headers = {"Accept-Encoding": "gzip, deflate"} if isinstance(error, UnknownCoding) else {}
     # No charset: a stock client compares the content type literally (KServe V2, spec 0.3).
     return HttpResponse(error_body(error.message), status, headers=headers)

@@ -1,21 +1,20 @@
 """MLServer's `MLModel`: a class in a `model.py`, or the implementation named in a `model-settings.json`.
 
 Supported are `load`, `predict`, `predict_stream` if there is no `predict`, and `unload`. Requests have the content
-types for codecs that the settings declare, and those of the inputs and of the request. Parameters of single
-outputs are not sent to clients.
+types for codecs that the settings declare, and those of the inputs, the requested outputs and the request.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
 import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 from triglot.backends import missing_dependency
-from triglot.backends.foreign_classes import CodeLoop, ForeignModel, ForeignStream, Inputs, answer_of, array_of
+from triglot.backends.foreign_classes import CodeLoop, ForeignModel, ForeignStream, Inputs, array_of, plain
+from triglot.backends.mlserver.settings import SETTINGS, values_of, warn_of_ignored
 from triglot.core.call import Call
 from triglot.core.errors import Internal, InvalidArgument, MissingDependency, ModelLoadError
 from triglot.core.tensor import datatype_of
@@ -26,14 +25,9 @@ from triglot.model.validation import repeated_output
 
 log = logging.getLogger(__name__)
 
-SETTINGS = "model-settings.json"
-NO_EFFECT = ("max_batch_size", "max_batch_time", "parallel_workers", "warm_workers")
-"""Settings of MLServer's own batching and parallelism, which have no effect."""
-NOT_SUPPORTED = ("environment_path", "environment_tarball")
-
 
 def load(file: Path, config: ModelConfig) -> Model:
-    """Return the model of a `model-settings.json`.
+    """Return the model of the class that the settings name.
 
     Raise `MissingDependency` for a runtime that is not installed, and as `model_of` does.
     """
@@ -49,7 +43,8 @@ def load(file: Path, config: ModelConfig) -> Model:
         if module.startswith("mlserver_"):
             package = module.replace("_", "-")
             raise MissingDependency(
-                f"{file}: implementation needs {module}, which is not installed; run: pip install {package}"
+                f"{file}: implementation needs {module}, which is not installed; run: pip install {package}; or "
+                "write what it does as a class of your own in a model.py"
             ) from error
         raise missing_dependency(file, "the implementation", error) from error
     if not (isinstance(model_class, type) and issubclass(model_class, mlserver.MLModel)):
@@ -70,25 +65,16 @@ def model_of(model_class: type[Any], file: Path, config: ModelConfig) -> Model:
 
 
 def _settings(mlserver: Any, file: Path, config: ModelConfig, implementation: str) -> Any:
-    """Return the settings in the file, or defaults without a file. Raise `ModelLoadError`."""
+    """Return the settings in the file, over the defaults. Raise `ModelLoadError`."""
     try:
-        values = json.loads(file.read_bytes()) if implementation == "" or file.exists() else {}
-        if not isinstance(values, dict):
-            raise TypeError(f"expected a JSON object, got {type(values).__name__}")
-        folder = file.parent
+        values = values_of(file, config)
+        folder = file if file.is_dir() else file.parent
         values["name"] = values.get("name") or config.name_for(file)
         values["implementation"] = implementation or values.get("implementation", "")
-        parameters = values["parameters"] = dict(values.get("parameters") or {})
-        for name in NOT_SUPPORTED:
-            if parameters.get(name):
-                raise ValueError(
-                    f"parameters.{name}: not supported; use a model.py and EXECUTION_ENV_PATH in its config.pbtxt"
-                )
+        parameters = values["parameters"]
         parameters.setdefault("uri", str(folder.absolute()))
         parameters.setdefault("version", folder.name if folder.name.isdecimal() else "1")
-        for name in NO_EFFECT:
-            if values.get(name):
-                log.warning("%s: %s: not supported, ignored", file, name)
+        warn_of_ignored(file, values)
         return mlserver.ModelSettings.model_validate({**values, "_source": str(file.absolute())})
     except (TypeError, ValueError) as error:
         raise ModelLoadError(f"{file}: {error}") from error
@@ -144,6 +130,7 @@ class MLServerModel(ForeignModel):
         try:
             values = types.Parameters(**{**call.parameters, "headers": call.metadata})
             own = {name: types.Parameters(**values) for name, values in call.input_parameters.items()}
+            wanted = {name: types.Parameters(**values) for name, values in call.output_parameters.items()}
         except ValueError as error:  # From pydantic.
             raise InvalidArgument(f"parameters: {error}") from None
         return types.InferenceRequest(
@@ -159,7 +146,10 @@ class MLServerModel(ForeignModel):
                 )
                 for name, array in inputs.items()
             ],
-            outputs=[types.RequestOutput(name=name) for name in call.requested_outputs] or None,
+            outputs=[
+                types.RequestOutput(name=name, parameters=wanted.get(name)) for name in call.requested_outputs
+            ]
+            or None,
         )
 
     def _answer(self, response: Any) -> Answer:
@@ -173,7 +163,16 @@ class MLServerModel(ForeignModel):
         }
         if len(outputs) < len(response.outputs):
             raise repeated_output([output.name for output in response.outputs])
-        return answer_of(outputs, response.parameters.model_dump() if response.parameters else None)
+        of_outputs = {
+            output.name: plain(output.parameters.model_dump())
+            for output in response.outputs
+            if output.parameters is not None
+        }
+        return Answer(
+            outputs,
+            plain(response.parameters.model_dump() if response.parameters else {}),
+            output_parameters={name: own for name, own in of_outputs.items() if own},
+        )
 
     def close(self) -> None:
         """Call `unload`."""
