@@ -20,7 +20,8 @@ from triglot.version import __version__
 
 DOCUMENT, PAGE = "/openapi.json", "/docs"
 MLSERVER_PAGES = tuple(f"/v2{of}/docs" for of in ("", "/models/{model}", "/models/{model}/versions/{version}"))
-"""The page's paths in MLServer, beside KServe V2; `dataplane.json` below each is the document."""
+MLSERVER_DOCUMENT = "/v2/docs/dataplane.json"
+"""Their paths in MLServer, for clients of KServe V2."""
 PAGE_FILE = Path(__file__).with_name("page.html")
 MODEL_BYTES = 4096
 """Estimates of a model's text in the document, in bytes."""
@@ -76,9 +77,8 @@ def openapi_routes(
         ),
     ]
     if any(route.protocol == "kserve" for route in routes):
-        for path in MLSERVER_PAGES:
-            document = f"{path}/dataplane.json"
-            rows += [_redirect(path, PAGE, Operation.PUBLIC), _redirect(document, DOCUMENT, Operation.METADATA)]
+        rows.append(_redirect(MLSERVER_DOCUMENT, DOCUMENT, Operation.METADATA))
+        rows += [_redirect(path, PAGE, Operation.PUBLIC) for path in MLSERVER_PAGES]
     own = [row for route in rows for row in readable(route)]
     document_printer.routes = [*routes, *own]
     return own
