@@ -88,6 +88,11 @@ def acknowledge(ends: tuple[Channel, Channel]) -> None:
     ends[0].receive()
 
 
+def held(arena: Arena) -> int:
+    """Bytes of the regions that have not returned their memory."""
+    return sum(region.size for region in arena._regions.values() if not region.empty)
+
+
 def regions(channel: Channel) -> int:
     return len(channel.arena._regions)
 
@@ -151,9 +156,9 @@ def test_a_larger_tensor_gets_a_larger_region_and_the_memory_is_given_back(ends:
         acknowledge(ends)
     arena = ends[0].arena
     arena.trim(0.0)
-    assert arena.held > 40_000_000
+    assert held(arena) > 40_000_000
     arena.trim(float("inf"))
-    assert arena.held == 0
+    assert held(arena) == 0
     assert echo(ends, 4, 10_000_000)[-1] == 4
     assert regions(ends[0]) == 3
 
@@ -171,7 +176,7 @@ def test_without_memfd_a_file_without_a_name_does(monkeypatch: pytest.MonkeyPatc
     assert (x == np.arange(100_000)).all()
     arena.release([placed.region])
     arena.trim(float("inf"))
-    assert arena.held == 0
+    assert held(arena) == 0
 
 
 @pytest.mark.parametrize(

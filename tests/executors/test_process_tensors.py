@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from reporting_models import load, reporting, write_reporting
 from test_process_frames import arrays, raw
+from test_process_regions import held
 
 from triglot import Call
 from triglot.executors.remote import frames
@@ -99,7 +100,7 @@ def test_a_frame_that_is_too_long_says_later_what_it_was_to_say(monkeypatch: pyt
             other.send(Kind.DONE, placed=other.place({"y" * 70_000: np.zeros(COPIED)}))
         other.send(Kind.FAILED)
         local.receive()
-        sizes.append((local.arena.held, other.arena.held))
+        sizes.append((held(local.arena), held(other.arena)))
     # The same region again and again, and none of what was not sent.
     assert len(set(sizes)) == 1
     assert sizes[0][1] == 0

@@ -188,7 +188,7 @@ async def test_who_sends_faster_than_it_reads_is_not_read_from() -> None:
         transport = connection.transport
         assert transport is not None
         await until(lambda: connection._is_paused or not transport.is_reading())
-        assert connection.ahead <= MAX_AHEAD_BYTES + 2**18
+        assert connection._reader.kept <= MAX_AHEAD_BYTES + 2**18
         for _ in range(count):
             assert (await wire.answer()).status == 200
 

@@ -55,7 +55,9 @@ class Served:
     @property
     def held(self) -> int:
         """Bytes that have come, and have not been looked at."""
-        return self.connection.ahead if isinstance(self.connection, Connection) else len(self.connection._kept)
+        if isinstance(self.connection, Connection):
+            return self.connection._reader.kept
+        return len(self.connection._kept)
 
     @property
     def parsed(self) -> int:

@@ -294,12 +294,6 @@ class Arena:
                         with suppress(OSError):
                             region.memory.madvise(mmap.MADV_REMOVE)
 
-    @property
-    def held(self) -> int:
-        """Bytes of the regions that have not returned their memory."""
-        with self._lock:
-            return sum(region.size for region in self._regions.values() if not region.empty)
-
 
 class Mirror:
     """The regions of the other side. One thread at a time may read them, and any thread may call `released`."""

@@ -201,11 +201,6 @@ class Connection(asyncio.Protocol):
         return self._certificate_names
 
     @property
-    def ahead(self) -> int:
-        """Bytes of pipelined requests."""
-        return self._reader.kept
-
-    @property
     def is_last(self) -> bool:
         """Whether the connection closes after the current request."""
         return self._out_of_sync or self.server.calls.draining or (self.half_closed and not self._reader.kept)
