@@ -39,6 +39,7 @@ from triglot.version import __version__
 
 if TYPE_CHECKING:
     from triglot.config.options import Config, ConfigError
+    from triglot.inline import running, serve
     from triglot.model.ensemble import Ensemble
     from triglot.model.tf_example import parse_examples
     from triglot.server import Server
@@ -77,6 +78,8 @@ __all__ = [
     "Unimplemented",
     "__version__",
     "parse_examples",
+    "running",
+    "serve",
 ]
 
 _LAZY = {
@@ -85,6 +88,8 @@ _LAZY = {
     "Ensemble": "triglot.model.ensemble",
     "Server": "triglot.server",
     "parse_examples": "triglot.model.tf_example",
+    "running": "triglot.inline",
+    "serve": "triglot.inline",
 }
 
 

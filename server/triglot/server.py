@@ -40,7 +40,7 @@ from triglot.repository.manager.loader import Adapt, DefaultBatching, Load
 from triglot.repository.manager.manager import Manager
 from triglot.repository.manager.summary import VersionSummary, table
 from triglot.repository.manager.warm_up import WARM_UP_FILE, warm_up
-from triglot.repository.scan.source import MLServerFolder, ModelFiles, NamedPath
+from triglot.repository.scan.source import ModelFiles, Root
 from triglot.repository.storage.storage import Storage
 from triglot.scheduling.loaded_version import Admission, Limits
 from triglot.scheduling.response_cache import ResponseCache
@@ -82,7 +82,7 @@ class Server:
 
     def __init__(
         self,
-        paths: Sequence[Path | str | NamedPath | MLServerFolder] = (),
+        paths: Sequence[str | Root] = (),
         config: Config | None = None,
         *,
         models: Sequence[ModelSettings | ModelFiles] | None = None,

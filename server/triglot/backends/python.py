@@ -21,7 +21,7 @@ from triglot.backends.child_modules import unique_name
 from triglot.backends.foreign_classes import mentions
 from triglot.backends.model_modules import ModelModules, ModuleFinder
 from triglot.core.errors import MissingDependency, ModelLoadError, NeedsProcess
-from triglot.model.config import REMOTE_EXECUTIONS, ModelConfig
+from triglot.model.config import NO_CONFIG, REMOTE_EXECUTIONS, ModelConfig
 from triglot.model.model import Model, is_async
 from triglot.model.reshaping import warn_of_reshapes
 from triglot.model.scheduling_rules import check_ray
@@ -100,9 +100,7 @@ def _load_foreign(file: Path, config: ModelConfig) -> Model:
 def _load(file: Path, config: ModelConfig, module: ModuleType, finder: ModuleFinder) -> Model:
     try:
         model_class = _model_class(file, module)
-        _check_plain(file, model_class)
-        if config.execution not in REMOTE_EXECUTIONS:  # Otherwise each process would log it.
-            _warn_of_misspelt(file, model_class)
+        _check(file, model_class, config)
         if (execution := model_class.execution) in REMOTE_EXECUTIONS and not config.execution:
             if execution == "ray":
                 check_ray(model_class)
@@ -111,11 +109,30 @@ def _load(file: Path, config: ModelConfig, module: ModuleType, finder: ModuleFin
         warn_of_reshapes(file, config)
         model = model_class()
         _remove_with(model, model_class, finder)
-        vars(model)["model_config"] = config  # Also works for a frozen dataclass.
-        model.load(file.parent)
+        return _loaded(model, file, config)
     except BaseException:
         finder.close()
         raise
+
+
+def instance_of(model: Model | type[Model], file: Path) -> Model:
+    """Return the model, or an instance of the class, loaded as if it were in `file`. Raise as `load`."""
+    model_class = model if isinstance(model, type) else type(model)
+    if not hasattr(model, "infer"):
+        raise ModelLoadError(f"{file}: {model_class.__name__} has no infer()")
+    _check(file, model_class, NO_CONFIG)
+    return _loaded(model() if isinstance(model, type) else model, file, NO_CONFIG)
+
+
+def _check(file: Path, model_class: type[Model], config: ModelConfig) -> None:
+    _check_plain(file, model_class)
+    if config.execution not in REMOTE_EXECUTIONS:  # Otherwise each process would log it.
+        _warn_of_misspelt(file, model_class)
+
+
+def _loaded(model: Model, file: Path, config: ModelConfig) -> Model:
+    vars(model)["model_config"] = config  # Also works for a frozen dataclass.
+    model.load(file.parent)
     return model
 
 

@@ -109,7 +109,7 @@ def main(arguments: Sequence[str] | None = None, *, spec: str = "") -> int:
         if start.config.workers == 1 and not start.config.rotated_files:
             _end_at_hangup()
         control: Control = parts.load("part", "worker")(spec) if spec else Control()
-        handler = _set_up_logging(start.config, 0 if control.single_process else control.number)
+        handler = set_up_logging(start.config, 0 if control.single_process else control.number)
         if start.config.log_format == JSON and start.fails is print_error:
             start = replace(start, fails=partial(log.critical, "%s"))
         if start.config.workers > 1 and control.single_process and start.test is None:
@@ -130,7 +130,7 @@ def _end_at_hangup() -> None:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-def _set_up_logging(config: Config, worker: int) -> logging.Handler:
+def set_up_logging(config: Config, worker: int = 0) -> logging.Handler:
     """Return the log handler of the server, or of one of several workers; see `formatter`.
 
     Raise `ConfigError` for a log_file that cannot be written.

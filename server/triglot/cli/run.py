@@ -13,7 +13,6 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from triglot import backends, parts
@@ -28,7 +27,7 @@ from triglot.protocols.sample_calls import SampleCall, sample_calls
 from triglot.repository.config.settings import ModelSettings, settings_of
 from triglot.repository.manager.loader import Adapt, Load
 from triglot.repository.manager.summary import VersionSummary
-from triglot.repository.scan.source import MLServerFolder, ModelFiles, NamedPath
+from triglot.repository.scan.source import ModelFiles, Root
 from triglot.telemetry.store import Telemetry
 from triglot.transports.listening import raise_file_limit
 
@@ -89,7 +88,7 @@ class Start:
     """
 
     config: Config
-    paths: Sequence[Path | NamedPath | MLServerFolder] = ()
+    paths: Sequence[Root] = ()
     models: Sequence[ModelSettings | ModelFiles] | None = None
     load: Load = backends.load
     adapt: Adapt | None = None
@@ -121,7 +120,7 @@ def supervised(start: Start, arguments: Sequence[str]) -> int:
 
 def run(start: Start, handler: logging.Handler, control: Control) -> int:
     """Run a single server, or a worker; return the exit status. Raise `ConfigError`."""
-    loop_factory = _loop_factory(start.config)
+    new_loop = loop_factory(start.config)
     service_manager = ServiceManager.take(os.environ)
     for warning in start.warnings:
         log.warning("%s", warning)
@@ -133,14 +132,14 @@ def run(start: Start, handler: logging.Handler, control: Control) -> int:
         if start.config.malloc == "keep":
             keep_memory(os.environ)
         sys.setswitchinterval(SWITCH_SECONDS)
-        with asyncio.Runner(loop_factory=loop_factory) as runner:
+        with asyncio.Runner(loop_factory=new_loop) as runner:
             return runner.run(_serve(start, handler, control, service_manager))
     except (ModelLoadError, OSError) as error:
         start.fails(str(error))
         return FAILED
 
 
-def _loop_factory(config: Config) -> Callable[[], asyncio.AbstractEventLoop] | None:
+def loop_factory(config: Config) -> Callable[[], asyncio.AbstractEventLoop] | None:
     """Return the factory of the event loop; None for Python's own. Raise `ConfigError` if uvloop is missing."""
     if config.event_loop == "asyncio":
         return None

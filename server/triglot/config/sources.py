@@ -47,6 +47,8 @@ def load_config(
     values |= {"host": ANY_HOST} | vertex if vertex else {}
     values |= _set_by(KSERVE, environment) | _from_environment(environment)
     for name, value in flags.items():
+        if name not in OPTIONS:
+            raise ConfigError(unknown(name, OPTIONS))
         check_option(name, value, flag_of(name))
     return kind(**values | dict(flags))
 
