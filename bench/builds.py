@@ -63,7 +63,7 @@ def builds(other_python: Path | None) -> list[Build]:
 def groups(scenario: Scenario, builds: Sequence[Build]) -> Iterator[tuple[str, list[Line]]]:
     """Yield what is compared: each line of our server, under every build, after the same line of Triton's.
 
-    Lines with a coroutine for a model, over grpc.aio, or of identical calls are left out.
+    Lines with a coroutine for a model, over grpc.aio, or of identical calls are skipped.
     """
     for line in scenario.lines:
         if line.launch not in (H2, REST) or line.model == ASYNC or line.traffic in (IDENTICAL, ONE_ROW):

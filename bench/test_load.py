@@ -175,7 +175,7 @@ def test_against_another_checkout(tmp_path: Path) -> None:
     assert all(len(row) == len(page.PAIR_COLUMNS) for row in table)
 
 
-def test_builds_beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_of_builds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each line of our server runs under every build, after the same call to Triton's."""
     monkeypatch.setattr(triton, "left_out", str)
     made = [Build("pure"), Build("again", Checkout(servers.ROOT), sys.executable)]

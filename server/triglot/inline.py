@@ -7,22 +7,21 @@ import inspect
 import os
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from triglot.backends.python import instance_of
-from triglot.cli.main import set_up_logging
-from triglot.cli.run import Start, loop_factory, run
-from triglot.cli.serve import DEMO
+from triglot import parts
 from triglot.config.options import Config
 from triglot.config.sources import load_config
+from triglot.core.errors import MissingDependency
 from triglot.dataplane.control import Control
 from triglot.model.model import Model
 from triglot.repository.config.settings import NAME, NAME_RULE
 from triglot.repository.scan.source import ModelFiles, NamedPath, Root
+from triglot.run import DEMO, Start, loop_factory, run, set_up_logging
 from triglot.server import Server
 
 Served = Model | type[Model] | str | Path
@@ -71,7 +70,7 @@ class RunningServer:
         self._make = partial(Server, roots, config, skip_missing_dependencies=skip_missing_dependencies)
         self._server: Server | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._ended: asyncio.Event | None = None
+        self._on_end: asyncio.Event | None = None
         self._thread: threading.Thread | None = None
         self._started = threading.Event()
         self._failure: BaseException | None = None
@@ -128,9 +127,9 @@ class RunningServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._loop is not None
-        assert self._ended is not None
+        assert self._on_end is not None
         assert self._thread is not None
-        self._loop.call_soon_threadsafe(self._ended.set)
+        self._loop.call_soon_threadsafe(self._on_end.set)
         self._thread.join()
 
     def _run(self) -> None:
@@ -143,10 +142,10 @@ class RunningServer:
             self._started.set()
 
     async def _serve(self) -> None:
-        self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
+        self._loop, self._on_end = asyncio.get_running_loop(), asyncio.Event()
         async with self:
             self._started.set()
-            await self._ended.wait()
+            await self._on_end.wait()
 
 
 def _loop_runs() -> bool:
@@ -176,7 +175,17 @@ def _root(model: Served, name: str = "") -> Root:
         raise TypeError(f"expected a triglot.Model, its class, a path, or a dict of these by name, got {model!r}")
     name = name or _WORDS.sub("_", model_class.__name__).lower()
     file = _file_of(model_class)
-    return ModelFiles(name, 1, "python", file, single_file=True, make=partial(instance_of, model, file))
+    return ModelFiles(name, 1, "python", file, single_file=True, make=partial(_make, model, file))
+
+
+def _make(model: Model | type[Model], file: Path) -> Model:
+    try:
+        instance_of: Callable[[Model | type[Model], Path], Model] = parts.load_module(
+            "backend", "python"
+        ).instance_of
+    except parts.MissingPart as error:
+        raise MissingDependency(f"{file}: {error}") from error
+    return instance_of(model, file)
 
 
 def _file_of(model_class: type[Model]) -> Path:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import pytest
 from google.protobuf import json_format
 
-from triglot.cli.run import hint_lines
 from triglot.config.options import Config
 from triglot.core.http import HttpRequest
 from triglot.core.tensor import DATATYPES, TFSERVING_DATATYPES
@@ -26,6 +25,7 @@ from triglot.protocols.kserve import codec as kserve_codec
 from triglot.protocols.kserve import rest as kserve_rest
 from triglot.protocols.tfserving import codec as tfserving_codec
 from triglot.protocols.tfserving import rest_predict
+from triglot.run import hint_lines
 
 WITHOUT_SAMPLE = {"FP16", "BF16", *TFSERVING_DATATYPES}
 SHAPES = {"scalar": ([], ()), "any": ([-1], (1,)), "nested": ([2, -1, 3], (2, 1, 3))}

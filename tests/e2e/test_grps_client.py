@@ -13,7 +13,7 @@ from server_process import ServerProcess
 import environments
 from grps_toys import TOYS, grps_arguments
 from process import clean_environment
-from triglot.cli.serve import DEMO
+from triglot.run import DEMO
 
 SCRIPT = ClientScript("grps", "grps_stock.py")
 

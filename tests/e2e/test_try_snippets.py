@@ -23,8 +23,8 @@ from multidict import CIMultiDict
 from tls_server import Authority
 from tried_models import HOSTILE, Caller, calling, expect, in_python, needs_grpcurl, pasted, served
 
-from triglot.cli.run import hint_lines
 from triglot.core.tensor import DATATYPES, unpack_bytes
+from triglot.run import hint_lines
 
 pytestmark = IN_ONE_BROWSER
 

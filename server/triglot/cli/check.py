@@ -10,10 +10,10 @@ from functools import partial
 from typing import Any
 
 from triglot.cli import serve
-from triglot.cli.run import Start
 from triglot.config.options import LOGS, MODELS, SCHEDULING
 from triglot.core.errors import ModelLoadError
 from triglot.repository.manager.summary import VersionSummary, table
+from triglot.run import Start
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -25,7 +25,6 @@ from triglot.backends.grps.project import GrpsProject
 from triglot.backends.grps.server_settings import ServerSettings, read_server
 from triglot.backends.grps.settings import INFERENCE_FILE, SERVER_FILE, ProjectSettings, read_project
 from triglot.backends.grps.unit_test import DEFAULT_TEST, run_unittest
-from triglot.cli.run import Start
 from triglot.config.option_fields import flag_of
 from triglot.config.options import NO_PORT, OPTIONS, Config, ConfigError
 from triglot.config.sources import load_config
@@ -33,6 +32,7 @@ from triglot.core.errors import ModelLoadError
 from triglot.platform.archives import TarError, unpack
 from triglot.repository.config.settings import NAME
 from triglot.repository.scan.source import LAST_VERSION, ModelFiles
+from triglot.run import Start
 from triglot.telemetry.store import Telemetry
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,6 @@ from typing import Any
 
 from triglot.cli.grpc_client import CallError, Client, add_connection, connected
 from triglot.cli.infer_values import array_of, array_of_output, json_text, plain_text
-from triglot.cli.run import FAILED, print_error
 from triglot.config.option_fields import unknown
 from triglot.config.options import ConfigError
 from triglot.core.tensor import Array, raw_buffer
@@ -19,6 +18,7 @@ from triglot.core.types import TensorSpec
 from triglot.model.samples import samples_of
 from triglot.model.signature import shape_text
 from triglot.pb.kserve import inference_pb2 as pb
+from triglot.run import FAILED, print_error
 
 SERVICE = "inference.GRPCInferenceService"
 LARGEST_SAMPLE = 2**20

@@ -15,15 +15,14 @@ from functools import partial
 from typing import Any, NoReturn
 
 from triglot import parts
-from triglot.cli.run import FAILED, Start, print_error, run, supervised
 from triglot.cli.triton_flags import replacement_of
 from triglot.config.option_fields import unknown
-from triglot.config.options import Config, ConfigError
+from triglot.config.options import ConfigError
 from triglot.core.errors import ModelLoadError
 from triglot.dataplane.control import Control
 from triglot.parts import MissingPart, missing_text
-from triglot.telemetry.log_handlers import log_handler
-from triglot.telemetry.log_settings import JSON, formatter
+from triglot.run import FAILED, Start, print_error, run, set_up_logging, supervised
+from triglot.telemetry.log_settings import JSON
 from triglot.version import __version__, build
 
 log = logging.getLogger(__name__)
@@ -128,25 +127,3 @@ def _end_at_hangup() -> None:
     """Let SIGHUP end the process again, as before `triglot.__main__`; not if nohup lets it be ignored."""
     if callable(signal.getsignal(signal.SIGHUP)):
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
-
-def set_up_logging(config: Config, worker: int = 0) -> logging.Handler:
-    """Return the log handler of the server, or of one of several workers; see `formatter`.
-
-    Raise `ConfigError` for a log_file that cannot be written.
-    """
-    try:
-        handler = log_handler(config.log_file)
-    except OSError as error:
-        raise ConfigError(f"log_file: cannot write {config.log_file}: {error.strerror}") from None
-    handler.setFormatter(formatter(config.log_format, worker))
-    logging.basicConfig(level=config.log_level.upper(), handlers=[handler])
-    if config.log_format == JSON:  # Python would print warnings to standard error, as text of two lines.
-        logging.captureWarnings(True)
-    # The gRPC library itself prints a line to standard error for each failed TLS handshake.
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    # grpc logs a traceback for every client that disconnects during a call.
-    logging.getLogger("grpc._cython.cygrpc").addFilter(
-        lambda record: "ExecuteBatchError" not in str(record.msg) or config.log_level == "debug"
-    )
-    return handler

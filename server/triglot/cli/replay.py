@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from triglot.cli.grpc_client import CallError, Client, NoServer, add_connection, connected
-from triglot.cli.run import FAILED, print_error
 from triglot.config.options import ConfigError
 from triglot.core.errors import InvalidArgument
 from triglot.core.tensor import DATATYPES, Array, array_over, object_array
@@ -22,6 +21,7 @@ from triglot.pb.tfserving import inference_pb2, predict_pb2, prediction_log_pb2
 from triglot.protocols.tfserving.tensor import MAX_FILLED_BYTES, BadTensor, read_tensor
 from triglot.protocols.tfserving.tfrecord import DamagedRecords, read_records
 from triglot.protocols.wire import parse
+from triglot.run import FAILED, print_error
 
 SERVICE = "tensorflow.serving.PredictionService"
 MAX_SHOWN = 10

@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from triglot.cli.run import Start
 from triglot.config.option_fields import default_text, flag_of, groups, option_type, value_name
 from triglot.config.options import OPTIONS, REPEATED, ConfigError
 from triglot.config.sources import load_config, vertex_model
 from triglot.repository.config.settings import NAME, NAME_RULE
 from triglot.repository.scan.source import NamedPath
+from triglot.run import DEMO, Start
 
 POLL: Mapping[str, Any] = {"model_control_mode": "poll"}
 WATCHING: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -25,7 +25,6 @@ WATCHING: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     ),
 }
 """Flags of `serve` that set several options: their help, and the options."""
-DEMO = Path(__file__).parents[1] / "demo"
 
 
 class _Joined(argparse.Action):

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from triglot import backends
-from triglot.cli.run import Apply, Start
 from triglot.config.options import (
     ANY_HOST,
     MODELS,
@@ -42,6 +41,7 @@ from triglot.repository.config.model_config import parse_text
 from triglot.repository.config.settings import ModelSettings
 from triglot.repository.manager.loader import Load
 from triglot.repository.scan.source import ModelFiles
+from triglot.run import Apply, Start
 from triglot.version import __version__, build
 
 log = logging.getLogger(__name__)

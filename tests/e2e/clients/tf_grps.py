@@ -21,7 +21,6 @@ from triglot.backends.grps.gtensors import fill, to_array
 from triglot.backends.grps.project import GrpsProject
 from triglot.backends.grps.settings import read_project
 from triglot.backends.grps.tf_inferer import TfModelInferer, TfTensorConverter
-from triglot.cli.run import hint_lines
 from triglot.config.options import Config
 from triglot.core.call import Call
 from triglot.core.errors import Internal, InvalidArgument, ModelLoadError
@@ -29,6 +28,7 @@ from triglot.core.types import Exchange
 from triglot.model.model import signatures_of
 from triglot.model.signature import ModelMetadata
 from triglot.pb.grps import grps_pb2 as pb
+from triglot.run import hint_lines
 from triglot.telemetry.monitor import Monitor
 
 CONVERTER = TfTensorConverter()

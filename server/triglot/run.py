@@ -13,21 +13,24 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from triglot import backends, parts
-from triglot.cli.progress import load_progress
 from triglot.config.options import NO_PORT, TOKEN_VARIABLE, Config, ConfigError
 from triglot.core.errors import ModelLoadError
 from triglot.dataplane.control import RETIRE, Control, Wanted
 from triglot.model.signature import ModelMetadata
 from triglot.platform.memory import keep_memory
 from triglot.platform.systemd import ServiceManager
+from triglot.progress import load_progress
 from triglot.protocols.sample_calls import SampleCall, sample_calls
 from triglot.repository.config.settings import ModelSettings, settings_of
 from triglot.repository.manager.loader import Adapt, Load
 from triglot.repository.manager.summary import VersionSummary
 from triglot.repository.scan.source import ModelFiles, Root
+from triglot.telemetry.log_handlers import log_handler
+from triglot.telemetry.log_settings import JSON, formatter
 from triglot.telemetry.store import Telemetry
 from triglot.transports.listening import raise_file_limit
 
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FAILED = 1
+DEMO = Path(__file__).parent / "demo"
 SWITCH_SECONDS = 0.0002
 """Seconds that a thread may hold the interpreter's lock while others wait for it. With Python's own 5 ms, health
 checks take some 100 ms while two models compute, as the event loop has to reacquire the lock after each
@@ -116,6 +120,28 @@ def supervised(start: Start, arguments: Sequence[str]) -> int:
     except OSError as error:
         start.fails(str(error))
         return FAILED
+
+
+def set_up_logging(config: Config, worker: int = 0) -> logging.Handler:
+    """Return the log handler of the server, or of one of several workers; see `formatter`.
+
+    Raise `ConfigError` for a log_file that cannot be written.
+    """
+    try:
+        handler = log_handler(config.log_file)
+    except OSError as error:
+        raise ConfigError(f"log_file: cannot write {config.log_file}: {error.strerror}") from None
+    handler.setFormatter(formatter(config.log_format, worker))
+    logging.basicConfig(level=config.log_level.upper(), handlers=[handler])
+    if config.log_format == JSON:  # Python would print warnings to standard error, as text of two lines.
+        logging.captureWarnings(True)
+    # The gRPC library itself prints a line to standard error for each failed TLS handshake.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    # grpc logs a traceback for every client that disconnects during a call.
+    logging.getLogger("grpc._cython.cygrpc").addFilter(
+        lambda record: "ExecuteBatchError" not in str(record.msg) or config.log_level == "debug"
+    )
+    return handler
 
 
 def run(start: Start, handler: logging.Handler, control: Control) -> int:
