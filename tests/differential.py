@@ -135,7 +135,8 @@ FORMS: list[tuple[Any, Callable[[Any], Any]]] = [
 
 def attributes(value: object) -> list[tuple[str, Any]]:
     """Return the public attributes of an object."""
-    names = {*attribute_names(type(value)), *getattr(value, "__dict__", ())}
+    kind: Any = type(value)
+    names = {*attribute_names(kind), *getattr(value, "__dict__", ())}
     return [(name, getattr(value, name, None)) for name in sorted(names) if not name.startswith("_")]
 
 

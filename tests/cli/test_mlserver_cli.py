@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from triglot.cli.mlserver import start
-from triglot.cli.run import Start
 from triglot.config.options import ConfigError
 from triglot.repository.scan.source import Found, MLServerFolder, find_models
+from triglot.run import Start
 
 SKLEARN = "mlserver_sklearn.SKLearnModel"
 

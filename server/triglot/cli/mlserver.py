@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from triglot.cli.run import Start
 from triglot.config.options import ANY_HOST, NO_PORT, Config, ConfigError, check_option
 from triglot.config.sources import load_config
 from triglot.repository.scan.mlserver_folders import SERVER_SETTINGS
 from triglot.repository.scan.source import MLServerFolder
+from triglot.run import Start
 
 PREFIX, MODEL_PREFIX, CLIENT_PREFIX = "MLSERVER_", "MLSERVER_MODEL_", "MLSERVER_INFER_"
 REPOSITORY_PREFIX = "MLSERVER_MODEL_REPOSITORY_"
