@@ -112,7 +112,7 @@ def kept_build(seconds: float | None) -> Path | None:
     """Return the folder with the build of the current sources, made now if there is none.
 
     None, and the reason on standard error: there is no compiler, or, with `seconds`, it fails or takes longer.
-    Raise `SystemExit` for a build that fails without `seconds`.
+    Raise `SystemExit` for a build that fails without `seconds`, and `CalledProcessError` without its environment.
     """
     compiler = os.environ.get("CC") or str(sysconfig.get_config_var("CC") or "cc")
     if shutil.which(compiler.split()[0]) is None:
@@ -126,25 +126,30 @@ def kept_build(seconds: float | None) -> Path | None:
         print(f"not compiled: {too_slow.read_text()}", file=sys.stderr)
         return None
     environments = [sys.executable, str(ROOT / "tests" / "environments.py"), "compile"]
-    python = subprocess.run(environments, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    environment = subprocess.run(environments, check=seconds is None, stdout=subprocess.PIPE, text=True)
+    if environment.returncode:
+        print("not compiled: the environment of the compiler could not be made", file=sys.stderr)
+        return None
     unfinished = folder.with_suffix(f".{os.getpid()}")
     copy_package(unfinished)
     print("compiling the path of a call …", file=sys.stderr)
     log = unfinished / "log"
     with log.open("wb") as output:
-        command = [python, __file__, "--in", str(unfinished)]
+        command = [environment.stdout.strip(), __file__, "--in", str(unfinished)]
         process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
         try:
             status = process.wait(seconds)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
             status = None
+        finally:
+            if process.poll() is None:  # It takes too long, or this process was interrupted.
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
     if status != 0:
         text = log.read_text()
         shutil.rmtree(unfinished)
         if seconds is None:
-            sys.exit(f"the build failed:\n{text[-4000:]}")
+            sys.exit(f"the build failed:\n{text}")
         reason = f"it takes more than {seconds:g} s here" if status is None else "the build failed here"
         too_slow.write_text(reason)
         print(f"not compiled: {reason}; see python3 codegen/compiled.py", file=sys.stderr)

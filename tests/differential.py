@@ -30,6 +30,7 @@ from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from triglot.core import errors
 from triglot.core.http import HttpRequest
@@ -404,7 +405,19 @@ def kserve(random: Random) -> Iterator[Case]:
         return request, checked(signature, request), kserve_codec.identify(data).model_name
 
     for data in layouts(random, infer_message):
+        if has_order(data):
+            continue
         yield Case(report(data), answer, data, random.choice(SIGNATURES))
+
+
+def has_order(data: bytes) -> bool:
+    """Whether which error comes first depends on the order of a map, which protobuf does not keep."""
+    try:
+        request = inference_pb2.ModelInferRequest.FromString(data)
+    except DecodeError:
+        return False
+    tensors: list[Any] = [request, *request.inputs, *request.outputs]
+    return any(len(tensor.parameters) > 1 for tensor in tensors)
 
 
 def checked(signature: Signature, request: InferenceRequest) -> Any:
