@@ -37,6 +37,8 @@ BODIES: dict[str, Any] = {
     ":streamRawPredict": {"instances": [1.0]},
     PREDICT: {"instances": [1.0]},
     "/infer/predict": {"model": "half-1", "ndarray": [1.0]},
+    "/invocations": {"instances": [1.0]},
+    "/invocations/half": {"instances": [1.0]},
     OWN_PREDICT: {"model": "half-1", "ndarray": [1.0]},
     "/health/online": {},
     "/health/offline": {},

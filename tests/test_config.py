@@ -205,10 +205,11 @@ def test_protocols(text: str, names: set[str]) -> None:
     [
         (
             "tfservin",
-            "protocols: unknown protocol 'tfservin', did you mean 'tfserving'?; there are kserve, tfserving, grps",
+            "protocols: unknown protocol 'tfservin', did you mean 'tfserving'?; there are kserve, tfserving, "
+            "grps, mlflow",
         ),
-        ("kserve,", "protocols: unknown protocol ''; there are kserve, tfserving, grps"),
-        ("", "protocols: unknown protocol ''; there are kserve, tfserving, grps"),
+        ("kserve,", "protocols: unknown protocol ''; there are kserve, tfserving, grps, mlflow"),
+        ("", "protocols: unknown protocol ''; there are kserve, tfserving, grps, mlflow"),
     ],
 )
 def test_a_protocol_that_does_not_exist(text: str, message: str) -> None:

@@ -134,6 +134,12 @@ REFUSING: dict[str, list[Asked]] = {
     "protocols/grps": [
         Asked("protocols: " + lacks("the grps protocol", "protocols.grps"), {"TRIGLOT_PROTOCOLS": "grps,kserve"})
     ],
+    "protocols/mlflow": [
+        Asked(
+            "protocols: " + lacks("the mlflow protocol", "protocols.mlflow"),
+            {"TRIGLOT_PROTOCOLS": "kserve,mlflow"},
+        )
+    ],
     **dict(
         [
             backend("catboost", model_file("model.cbm")),

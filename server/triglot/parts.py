@@ -15,6 +15,7 @@ PARTS: Final[Mapping[str, Mapping[str, str]]] = {
         "kserve": "triglot.protocols.kserve.protocol:kserve",
         "tfserving": "triglot.protocols.tfserving.protocol:tfserving",
         "grps": "triglot.protocols.grps.protocol:grps",
+        "mlflow": "triglot.protocols.mlflow.protocol:mlflow",
         "monitor": "triglot.protocols.monitor.protocol:monitor",
         "openapi": "triglot.protocols.openapi.protocol:openapi",
     },

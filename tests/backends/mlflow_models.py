@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import warnings
@@ -31,6 +32,7 @@ import onnx
 import pandas as pd
 import xgboost
 from mlflow.models import ModelSignature, infer_signature
+from mlflow.pyfunc import scoring_server
 from mlflow.types import ParamSchema, ParamSpec
 from sklearn.compose import ColumnTransformer
 from sklearn.linear_model import LogisticRegression
@@ -105,7 +107,7 @@ KINDS = pd.DataFrame(
     }
 )
 TENSORS = {"a": np.array([1.5, 2.5], np.float32), "b": np.arange(6, dtype=np.float32).reshape(2, 3)}
-NESTED = pd.DataFrame({"values": [[1, 2], [3]]})
+NESTED = pd.DataFrame({"values": [[1, 2], [3, 4]]})
 PARAMS = ParamSchema([ParamSpec("factor", "double", 2.0), ParamSpec("offsets", "long", [1, 2], (-1,))])
 
 
@@ -191,13 +193,19 @@ SAVED: Mapping[str, tuple[Callable[[Path], None], Any]] = {
         FRAME[:5],
     ),
     "catboost_classifier": (
-        _save(mlflow.catboost, catboost.CatBoostClassifier(iterations=3, verbose=0).fit(FRAME, WORDS), FRAME),
+        _save(
+            mlflow.catboost,
+            catboost.CatBoostClassifier(iterations=3, verbose=0, allow_writing_files=False).fit(FRAME, WORDS),
+            FRAME,
+        ),
         FRAME[:5],
     ),
     "catboost_regressor": (
         _save(
             mlflow.catboost,
-            catboost.CatBoostRegressor(iterations=3, verbose=0, cat_features=["city"]).fit(MIXED, REAL),
+            catboost.CatBoostRegressor(
+                iterations=3, verbose=0, allow_writing_files=False, cat_features=["city"]
+            ).fit(MIXED, REAL),
             MIXED,
         ),
         MIXED[:5],
@@ -232,3 +240,11 @@ def save(folder: Path) -> None:
 def predict(folder: Path, data: Any, params: Any = None) -> Any:
     """What MLflow answers for the model in a folder."""
     return mlflow.pyfunc.load_model(str(folder)).predict(data, params=params)
+
+
+def invoke(folder: Path, body: str, content_type: str) -> Any:
+    """What MLflow's scoring server answers for the model in a folder."""
+    model = mlflow.pyfunc.load_model(str(folder))
+    answer = scoring_server.invocations(body, content_type, model, model.metadata.get_input_schema())
+    assert answer.status == 200
+    return json.loads(answer.response)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import urllib.error
+import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +19,7 @@ import pytest
 pytest.importorskip("mlflow", reason="the mlflow environment has it")
 
 import pandas as pd
-from mlflow_models import SAVED, predict, save
+from mlflow_models import SAVED, invoke, predict, save
 
 from process import FREE_PORTS, SECONDS, Triglot
 from protocol_clients.channel import grpc_channel, rpc
@@ -145,3 +149,134 @@ def test_v2_over_grpc(served: Served, name: str) -> None:
         )
         outputs[output.name] = np.array(data, _dtype(output.datatype)).reshape(tuple(output.shape))
     assert_equal(outputs, expected(served, name))
+
+
+# --- /invocations ---
+
+
+def bodies(name: str) -> list[tuple[str, str]]:
+    """The data to score in every form of MLflow's that has it, each with its content type."""
+    data = SAVED[name][1]
+    if isinstance(data, np.ndarray):
+        forms: list[Any] = [{"instances": data.tolist()}, {"inputs": data.tolist()}]
+    elif isinstance(data, dict):
+        rows = [{key: value[at].tolist() for key, value in data.items()} for at in range(2)]
+        forms = [{"inputs": {key: value.tolist() for key, value in data.items()}}, {"instances": rows}]
+    else:
+        plain = data.map(_plain)
+        records = plain.to_dict("records")
+        turned = [{key: row[key] for key in reversed(list(row))} | {"further": "x"} for row in records]
+        forms = [
+            {"dataframe_split": plain.to_dict("split")},
+            {"dataframe_records": turned},
+        ]
+        # In the other forms, MLflow does not decode base64, and refuses columns of lists.
+        if name not in ("python_kinds", "python_nested"):
+            forms += [{"inputs": records}, {"instances": records}]
+    return [(json.dumps(form), "application/json") for form in forms]
+
+
+def _plain(value: Any) -> Any:
+    """A value as MLflow's clients write it in JSON."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return value.isoformat() if isinstance(value, pd.Timestamp) else value
+
+
+def post(port: int, path: str, body: str, content_type: str) -> tuple[int, Any]:
+    headers = {"Content-Type": content_type}
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", body.encode(), headers)
+    try:
+        with urllib.request.urlopen(request, timeout=SECONDS) as response:
+            return response.status, json.load(response)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_invocations(served: Served, name: str) -> None:
+    for body, content_type in bodies(name):
+        status, answer = post(served.rest.port, f"/invocations/{name}", body, content_type)
+        assert (status, answer) == (200, invoke(served.folder / name, body, content_type)), body
+
+
+@pytest.mark.parametrize("name", ["sklearn", "sklearn_words", "python_frame", "lightgbm_booster"])
+def test_csv(served: Served, name: str) -> None:
+    body = SAVED[name][1].to_csv(index=False)
+    answer = post(served.rest.port, f"/invocations/{name}", body, "text/csv; charset=utf-8")
+    assert answer == (200, invoke(served.folder / name, body, "text/csv"))
+
+
+def test_params(served: Served) -> None:
+    frame = {"dataframe_split": SAVED["python_frame"][1].to_dict("split")}
+    body = json.dumps(frame | {"params": {"factor": 3, "offsets": [5, 6], "unknown": 1}})
+    answer = post(served.rest.port, "/invocations/python_frame", body, "application/json")
+    assert answer == (200, invoke(served.folder / "python_frame", body, "application/json"))
+
+
+ROW = {"age": 0.5, "income": 1.0, "rooms": 2}
+REFUSED: dict[str, tuple[str, Any, str]] = {
+    "fraction": ("sklearn", ROW | {"rooms": 2.5}, "'rooms': expected whole numbers that INT64 can hold, got 2.5"),
+    "null": ("sklearn", ROW | {"rooms": None}, "'rooms': expected whole numbers that INT64 can hold, got nan"),
+    "text": ("sklearn", ROW | {"age": "0.5"}, "'age': expected numbers, got '0.5'"),
+    "boolean": ("sklearn", ROW | {"rooms": True}, "'rooms': expected whole numbers for INT64, got BOOL"),
+    "missing": ("sklearn", {"age": 0.5}, "missing input 'income', 'rooms', got 'age'"),
+    "number as text": ("sklearn_words", {"age": 0.5, "city": 3}, "'city': expected text, got 3"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_loses_a_value_is_refused(served: Served, what: str) -> None:
+    name, row, text = REFUSED[what]
+    status, answer = served.rest.post(f"/invocations/{name}", {"dataframe_records": [row]})
+    assert (status, answer["error_code"]) == (400, "INVALID_PARAMETER_VALUE")
+    assert answer["message"].removeprefix("column ") == text
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "status", "code", "text"),
+    [
+        ("[[1]]", "application/json", 400, "INVALID_PARAMETER_VALUE", "object"),
+        ('{"columns": []}', "application/json", 400, "INVALID_PARAMETER_VALUE", "exactly one of dataframe_split"),
+        ('{"inputs": [], "instances": []}', "application/json", 400, "INVALID_PARAMETER_VALUE", "exactly one"),
+        ('{"dataframe_split": {"data": []}}', "application/json", 400, "INVALID_PARAMETER_VALUE", "'columns'"),
+        ("a,b\n1", "text/csv", 400, "INVALID_PARAMETER_VALUE", "row 1: expected 2 cells, got 1"),
+        ("", "application/json; format=pandas-split", 415, "INVALID_PARAMETER_VALUE", "pandas-split"),
+        ("", "application/vnd.apache.parquet", 415, "INVALID_PARAMETER_VALUE", "parquet"),
+    ],
+)
+def test_bad_body(served: Served, body: str, content_type: str, status: int, code: str, text: str) -> None:
+    got, answer = post(served.rest.port, "/invocations/sklearn", body, content_type)
+    assert (got, answer["error_code"]) == (status, code)
+    assert text in answer["message"]
+
+
+def test_path_names_a_model_if_several_are_served(served: Served) -> None:
+    status, answer = served.rest.post("/invocations", {"instances": []})
+    assert (status, answer["error_code"]) == (400, "INVALID_PARAMETER_VALUE")
+    assert answer["message"] == f"expected the path /invocations/MODEL, as {len(SAVED)} models are served"
+    status, answer = served.rest.post("/invocations/other", {"instances": []})
+    assert (status, answer["error_code"]) == (404, "RESOURCE_DOES_NOT_EXIST")
+
+
+def test_ping_and_version(served: Served) -> None:
+    with urllib.request.urlopen(f"http://127.0.0.1:{served.rest.port}/ping", timeout=SECONDS) as response:
+        assert (response.status, response.read()) == (200, b"\n")
+    with urllib.request.urlopen(f"http://127.0.0.1:{served.rest.port}/version", timeout=SECONDS) as response:
+        assert response.read().decode() == version("mlflow-skinny")
+
+
+def test_casts_as_mlflow_on_demand(served: Served) -> None:
+    rows = [ROW | {"rooms": 2.9}, ROW | {"rooms": "7"}, ROW | {"age": 1, "rooms": True}, ROW | {"income": "2.5"}]
+    body = json.dumps({"dataframe_records": rows})
+    folder = served.folder / "sklearn"
+    with Triglot(folder, *FREE_PORTS, "--drain-delay", "0", "--mlflow-casts") as server:
+        _, port = server.ports()
+        assert post(port, "/invocations", body, "application/json") == (
+            200,
+            invoke(folder, body, "application/json"),
+        )
+        status, answer = post(port, "/invocations", body.replace('"7"', '"x"'), "application/json")
+        assert (status, answer["error_code"]) == (400, "INVALID_PARAMETER_VALUE")
+        server.stop()

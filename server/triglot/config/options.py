@@ -183,6 +183,12 @@ class Config:
         "answer KServe V2's ModelInfer and ModelStreamInfer with typed contents instead of raw tensors, as "
         "MLServer does; the request parameter typed_contents takes precedence; answers with FP16 or BF16 stay raw",
     )
+    mlflow_casts: bool = option(
+        PROTOCOL,
+        False,
+        "convert numbers and text of MLflow's /invocations to the type of their column as MLflow does: fractions "
+        "are cut, integers wrap around; otherwise a number that would change is an error",
+    )
     tensor_content: bool = option(
         PROTOCOL, False, "answer TensorFlow Serving's Predict with tensor_content instead of typed fields"
     )

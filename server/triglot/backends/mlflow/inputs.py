@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from triglot.backends.columns import Inputs, exact, json_array, listed, parsed, records, shown
+from triglot.backends.columns import Inputs, exact, json_array, listed, parsed, shown
 from triglot.backends.mlflow.description import TENSOR, Field
 from triglot.core.errors import InvalidArgument
 from triglot.core.tensor import DATATYPES, Array, datatype_of
@@ -26,7 +26,7 @@ def columns_of(fields: Sequence[Field], inputs: Inputs) -> dict[str, Array]:
     """
     names = {field.name for field in fields}
     if INSTANCES in inputs and INSTANCES not in names:
-        found = _columns_of_rows(fields, records(parsed(inputs[INSTANCES])))
+        found = _columns_of_rows(fields, parsed(inputs[INSTANCES]))
     elif len(inputs) == 1 and not (names & inputs.keys() and _is_column(next(iter(inputs.values())))):
         found = _columns_of_matrix(fields, next(iter(inputs.values())))
     else:
@@ -51,6 +51,8 @@ def _flat(name: str, array: Array) -> Array:
 
 
 def _columns_of_rows(fields: Sequence[Field], rows: list[Any]) -> dict[str, Array]:
+    if len(fields) == 1 and not fields[0].named:
+        return {fields[0].name: json_array(rows)}
     if all(isinstance(row, list) and len(row) == len(fields) for row in rows):
         return {field.name: json_array([row[at] for row in rows]) for at, field in enumerate(fields)}
     if not all(isinstance(row, dict) for row in rows):

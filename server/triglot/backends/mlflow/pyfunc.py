@@ -9,12 +9,13 @@ import json
 import logging
 import os
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from triglot.backends import error_text, missing_dependency
-from triglot.backends.columns import Inputs, parsed, records, shown
+from triglot.backends.columns import Inputs, parsed, shown
 from triglot.backends.json_values import serialize
 from triglot.backends.mlflow.description import Description, Field, missing_module
 from triglot.backends.mlflow.model import MLflowModel
@@ -91,13 +92,21 @@ class PythonFunction(MLflowModel):
             if self._from_type_hint:
                 return self._elements(inputs)
             return self._tensors(inputs) if self._takes_tensors else self._frame(inputs)
+        return self._undeclared(inputs, call.parameters.get(CONTENT_TYPE))
+
+    def _undeclared(self, inputs: Inputs, kind: object) -> Any:
+        """Return data without a signature: as the request's content type says, or as they look."""
         if INSTANCES in inputs:
-            rows = records(parsed(inputs[INSTANCES]))
-            return self._pandas.DataFrame(rows) if all(isinstance(row, dict) for row in rows) else np.array(rows)
+            rows = parsed(inputs[INSTANCES])
+            if kind == FRAME:
+                return self._pandas.DataFrame(rows)
+            if not all(isinstance(row, dict) for row in rows):
+                return np.array(rows)
+            return {name: np.array([row.get(name) for row in rows]) for name in dict.fromkeys(chain(*rows))}
         plain = {name: _text(array) for name, array in inputs.items()}
-        if call.parameters.get(CONTENT_TYPE) == FRAME:
+        if kind == FRAME:
             return self._pandas.DataFrame({name: list(array.reshape(len(array))) for name, array in plain.items()})
-        return next(iter(plain.values())) if len(plain) == 1 else plain
+        return next(iter(plain.values())) if len(plain) == 1 and kind != TENSORS else plain
 
     def _elements(self, inputs: Inputs) -> list[Any]:
         """Return a list for a model with type hints: of its only column's values, or of objects."""
