@@ -228,6 +228,11 @@ class LoadedVersion(WorkOwner):
         """Calls that hold a lease on this version."""
         return self._leases
 
+    @property
+    def drains(self) -> bool:
+        """Whether it is being unloaded, and takes no new leases."""
+        return self._drained is not None
+
     def __enter__(self) -> Self:
         """Take a lease: the version stays loaded until `__exit__`."""
         self._leases += 1

@@ -237,12 +237,12 @@ class RestCall:
 
 @dataclass(slots=True)
 class PredictCall:
-    """A Predict request, `decoded` from its `body` for a model with this `signature`."""
+    """A Predict request, `decoded` from its `body` for this `servable`."""
 
     spec: ModelSpec
     body: bytes
     decoded: PredictBody
-    signature: Signature
+    servable: Servable
     event: Event | None = None
     request: PredictRequest | None = None
     """The same as gRPC has it, once it was started."""
@@ -315,40 +315,35 @@ class RestApi(InferenceHandler):
     def _predict(self, permission: Permission, spec: ModelSpec, body: bytes) -> RestCall | PredictCall:
         try:
             servable = find_servable(self._dataplane, permission, spec)
-        except ServingError:
-            servable = None  # Errors in the body come before errors about the model.
-        if servable is not None and servable.model.speaks_json:
+        except ServingError as error:
+            # Errors in the body come before errors about the model.
+            decode_predict(body, partial(_no_signature, error), self.limits)
+            raise
+        if servable.model.speaks_json:
             request = PredictRequest(spec, json_inputs(*split_keywords(read_object(body, self.limits))))
             return RestCall(partial(self._predictions.predict, request), _encode_json)
-        signatures: list[Signature] = []
-
-        def signature_of(name: str) -> Signature:
-            signatures.append(_signature(servable or find_servable(self._dataplane, permission, spec), name))
-            return signatures[-1]
-
-        return PredictCall(spec, body, decode_predict(body, signature_of, self.limits), signatures[-1])
+        decoded = decode_predict(body, partial(_signature, servable), self.limits)
+        return PredictCall(spec, body, decoded, servable)
 
     # --- InferenceHandler, for requests from `decode_post` ---
 
     def start(self, rest: RestCall | PredictCall, call: Call, sink: Sink, defer: Defer | None = None) -> Running:
         if isinstance(rest, RestCall):
             return CoroutineWork(rest.run(call), sink)
-        servable = find_called(self._dataplane, rest.spec, call)
-        if self._is_outdated(rest, servable):
-            return CoroutineWork(self._predict_again(rest, call), sink)
+        call.model_name = rest.spec.name
+        if rest.servable.drains:  # It was unloaded while the body was decoded.
+            servable = find_servable(self._dataplane, call.permission, rest.spec)
+            if _is_outdated(rest, servable):
+                return CoroutineWork(self._predict_again(rest, call), sink)
+            rest.servable = servable
+        call.model_version = rest.servable.version
         rest.request = rest.as_grpc()
-        return self._predictions.start_on(servable, rest.request, call, sink, defer)
-
-    def _is_outdated(self, rest: PredictCall, servable: Servable) -> bool:
-        """Whether another version serves the calls since the body was decoded, and has other inputs."""
-        current = servable.signatures.get(rest.decoded.signature_name or DEFAULT_SIGNATURE)
-        return current is not None and _inputs_differ(current, rest.signature)
+        return self._predictions.start_on(rest.servable, rest.request, call, sink, defer)
 
     async def _predict_again(self, rest: PredictCall, call: Call) -> Prediction:
         with find_called(self._dataplane, rest.spec, call) as servable:
-            if self._is_outdated(rest, servable):
-                current = servable.signatures[rest.decoded.signature_name or DEFAULT_SIGNATURE]
-                decode = partial(decode_predict, rest.body, lambda _: current, self.limits)
+            if _is_outdated(rest, servable):
+                decode = partial(decode_predict, rest.body, partial(_signature, servable), self.limits)
                 rest.decoded = await self._dataplane.off_loop(decode)
             return await self._predictions.predict_on(servable, rest.as_grpc(), call)
 
@@ -384,11 +379,17 @@ def _signature(servable: Servable, name: str) -> Signature:
     return servable.signatures[name]
 
 
-def _inputs_differ(signature: Signature, than: Signature) -> bool:
-    """Whether the two signatures have different inputs."""
-    if signature is than:
+def _no_signature(error: ServingError, _: str) -> Signature:
+    raise error
+
+
+def _is_outdated(rest: PredictCall, servable: Servable) -> bool:
+    """Whether the version that serves now has other inputs than the one that the body was decoded for."""
+    name = rest.decoded.signature_name or DEFAULT_SIGNATURE
+    current, than = servable.signatures.get(name), rest.servable.signatures[name]
+    if current is None or current is than:
         return False
-    return (signature.any_tensors, *signature.inputs) != (than.any_tensors, *than.inputs)
+    return (current.any_tensors, *current.inputs) != (than.any_tensors, *than.inputs)
 
 
 # --- rows ---
