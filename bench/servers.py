@@ -4,7 +4,6 @@ import contextlib
 import http.client
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -280,11 +279,11 @@ class Checkout:
 
 @cache
 def _options(checkout: Checkout) -> frozenset[str]:
-    help_text = checkout.run("-m", "triglot", "serve", "--help")
+    names = checkout.run("-c", "from triglot.config.options import OPTIONS; print(*OPTIONS)").split()
     where = checkout.run("-c", "import triglot; print(triglot.__file__)").strip()
     if not Path(where).is_relative_to(checkout.path):
         raise BenchError(f"{checkout.path} has no server/triglot; Python finds {where}")
-    return frozenset(re.findall(r"--[a-z][a-z0-9-]*", help_text))
+    return frozenset(f"--{name.replace('_', '-')}" for name in names)
 
 
 @contextlib.contextmanager

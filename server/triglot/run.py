@@ -297,7 +297,11 @@ async def _run_unless_signalled(work: Coroutine[Any, Any, None], signals: asynci
 
 
 async def _stop(server: Server, delay: float) -> None:
-    log.info("stopping; a second signal stops at once")
+    calls = [
+        f"{version} ({version.leases})" for version in server.manager.registry.all_in_memory() if version.leases
+    ]
+    waits = f" waits up to {server.config.grace:g} s for calls of {', '.join(calls)};" if calls else ""
+    log.info("stopping;%s a second signal stops at once", waits)
     await server.drain(delay)
     await server.stop()
     log.info("stopped")

@@ -63,6 +63,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 METRICS = "/metrics"
+NAMED = 3
+"""Models that the error of a start names."""
 MIN_REQUESTED_INSTANCES = 8
 """Instances that the configuration in a request may ask for on any machine, unless an option sets the limit."""
 
@@ -194,7 +196,7 @@ class Server:
             errors = await self.load()
             if errors and self.config.exit_on_load_error:
                 # Each error has been logged.
-                raise ModelLoadError(f"{len(errors)} of the models could not be loaded") from errors[0]
+                raise ModelLoadError(self._failure_text(len(errors))) from errors[0]
             # Other workers serve the same models.
             for line in table(self.summaries()) if self.dataplane.control.number == 1 else ():
                 log.info("%s", line)
@@ -202,6 +204,12 @@ class Server:
         except BaseException:
             await self.stop()
             raise
+
+    def _failure_text(self, count: int) -> str:
+        failed = list(dict.fromkeys(summary.model for summary in self.summaries() if summary.error))
+        more = f" and {len(failed) - NAMED} more" if len(failed) > NAMED else ""
+        named = f" ({', '.join(failed[:NAMED])}{more})" if failed else ""
+        return f"{count} of the models could not be loaded{named}; --no-exit-on-load-error serves the others"
 
     def _configured(self, models: Sequence[ModelSettings]) -> None:
         """Apply the settings for request records in a new list of models."""

@@ -48,7 +48,18 @@ def completed(script: Path, folder: Path, *words: str) -> set[str]:
     [
         (
             ["triglot", ""],
-            {"serve", "check", "infer", "replay", "tfserving", "grps", "mlserver", "token", "completion"},
+            {
+                "serve",
+                "check",
+                "infer",
+                "models",
+                "replay",
+                "tfserving",
+                "grps",
+                "mlserver",
+                "token",
+                "completion",
+            },
         ),
         (["triglot", "s"], {"serve"}),
         (["triglot", "serve", "--grpc-p"], {"--grpc-port"}),

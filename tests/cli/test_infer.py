@@ -334,3 +334,32 @@ def test_a_token(tmp_path: Path) -> None:
 
 def test_the_default_address_is_that_of_serve() -> None:
     assert "(default: 127.0.0.1:8001)" in run_triglot("infer", "--help").stdout
+
+
+def test_rest_in_place_of_grpc(tmp_path: Path) -> None:
+    """The error says which port was meant."""
+    write_model(tmp_path)
+    with Triglot(tmp_path, *FREE_PORTS) as server:
+        _, rest_port = server.ports()
+        done = run_triglot("infer", "--url", f"127.0.0.1:{rest_port}", "m")
+        assert done.returncode == 1
+        assert "speaks HTTP/1.1, as a REST port does: expected the server's gRPC port in --url" in done.stderr
+    done = run_triglot("infer", "--url", "http://127.0.0.1:8000", "m")
+    assert done.returncode == 2
+    assert "--url: expected HOST:PORT of the server's gRPC port, which is 8001 by default" in done.stderr
+
+
+def test_the_models_of_a_server(served: Served, tmp_path: Path) -> None:
+    url = f"127.0.0.1:{served.port}"
+    completed = run_triglot("models", "--url", url)
+    assert completed.returncode == 0, completed.stderr
+    heading, *rows = completed.stdout.splitlines()
+    assert heading.split() == ["model", "version", "state", "reason"]
+    assert ["words", "1", "READY"] in [row.split() for row in rows]
+    write_model(tmp_path / "broken", "raise OSError('no weights')")
+    with Triglot(tmp_path, *FREE_PORTS, "--no-exit-on-load-error") as server:
+        port, _ = server.ports()
+        (model,) = json.loads(run_triglot("models", "--json", "--url", f"127.0.0.1:{port}").stdout)
+        assert (model["model"], model["state"]) == ("broken", "UNAVAILABLE")
+        assert "no weights" in model["reason"]
+    assert run_triglot("models", "extra").returncode == 2

@@ -10,7 +10,8 @@ from functools import partial
 from typing import Any
 
 from triglot.cli import serve
-from triglot.config.options import LOGS, MODELS, SCHEDULING
+from triglot.config.option_fields import groups
+from triglot.config.options import LOGS, MODELS, OPTIONS, SCHEDULING
 from triglot.core.errors import ModelLoadError
 from triglot.repository.manager.summary import VersionSummary, table
 from triglot.run import Start
@@ -28,7 +29,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         allow_abbrev=False,
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    serve.add_arguments(parser, shown=(MODELS, SCHEDULING, LOGS))
+    sections = groups(OPTIONS.values())
+    serve.add_arguments(parser, shown=[name for title in (MODELS, SCHEDULING, LOGS) for name in sections[title]])
 
 
 def start(flags: Mapping[str, Any], others: Iterable[str], environment: Mapping[str, str]) -> Start:

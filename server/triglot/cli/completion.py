@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from triglot.cli.serve import help_text
 from triglot.config.options import OPTIONS, ConfigError
 
 SHELLS = ("bash", "zsh", "fish")
@@ -44,5 +45,6 @@ def _add_values(parser: argparse.ArgumentParser, files: Any) -> None:
                 _add_values(command, files)
         elif option := OPTIONS.get(action.dest):
             action.choices = action.choices or option.metadata["choices"] or None
+            action.help = help_text(action.dest)  # Also of those that only --help-all shows.
         if action.metavar in ("PATH", "FILE", "FOLDER", "PROJECT"):
             action.complete = files  # type: ignore[attr-defined]  # Read by shtab.

@@ -63,6 +63,11 @@ def add_connection(parser: argparse.ArgumentParser, address: str, what: str) -> 
 @contextmanager
 def connected(flags: Mapping[str, Any], service: str, protocol: str) -> Iterator[Client]:
     """Connect a client of a `protocol`'s service, with the flags of `add_connection`. Raise `ConfigError`."""
+    if "://" in flags["address"] and not flags["address"].startswith("unix:"):
+        raise ConfigError(
+            f"{flags['address_flag']}: expected HOST:PORT of the server's gRPC port, which is "
+            f"{OPTIONS['grpc_port'].default} by default, got {flags['address']!r}"
+        )
     token = _token(flags["token_file"])
     with _channel(flags) as channel:
         yield Client(channel, service, protocol, flags, token)
@@ -153,6 +158,11 @@ class Client:
             yield
         except grpc.RpcError as error:
             code, text = error.code(), error.details() or ""
+            if code is grpc.StatusCode.UNAVAILABLE and "http1.x server" in text:
+                raise NoServer(
+                    f"{self._address} speaks HTTP/1.1, as a REST port does: expected the server's gRPC port in "
+                    f"{self._address_flag}, which is {OPTIONS['grpc_port'].default} by default"
+                ) from None
             if code is grpc.StatusCode.UNAVAILABLE and re.search("failed to connect|resolving|DNS", text):
                 raise NoServer(
                     f"no gRPC server answers at {self._address}: {text}; start one with `triglot serve`, or check "

@@ -30,7 +30,18 @@ log = logging.getLogger(__name__)
 WRONG_USE = 2
 COMMANDS = {
     name: f"triglot.cli.{name}"
-    for name in ("serve", "check", "infer", "replay", "tfserving", "grps", "mlserver", "token", "completion")
+    for name in (
+        "serve",
+        "check",
+        "infer",
+        "models",
+        "replay",
+        "tfserving",
+        "grps",
+        "mlserver",
+        "token",
+        "completion",
+    )
 }
 """Modules of the commands, of which only the one that is run is imported.
 
@@ -56,6 +67,8 @@ def command_line(command: str = "") -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"triglot {__version__} ({build()})")
+    if command and not command.startswith("-") and command not in COMMANDS:
+        parser.error(f"{unknown(command, COMMANDS, 'command')}; there are {', '.join(COMMANDS)}")
     commands = parser.add_subparsers(dest="command", title="commands", metavar="COMMAND")
     if command in COMMANDS:
         try:
@@ -87,7 +100,8 @@ def main(arguments: Sequence[str] | None = None, *, spec: str = "") -> int:
     flags = vars(known)
     command = flags.pop("command")
     if command is None:
-        parser.error(f"expected a command: {', '.join(COMMANDS)}")
+        parser.print_help()
+        return 0
     flag_names = flags.pop("flag_names")
     for other in others:
         if other.startswith("-"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,39 @@ WATCHING: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 """Flags of `serve` that set several options: their help, and the options."""
 
 
+MAIN = (
+    "host",
+    "grpc_port",
+    "rest_port",
+    "workers",
+    "model_control_mode",
+    "exit_on_load_error",
+    "default_timeout",
+    "access",
+    "tls_certificate",
+    "tls_key",
+    "log_level",
+)
+"""Options that --help lists; --help-all lists every one."""
+
+
+class _HelpAll(argparse.Action):
+    """Prints the help with all options, and ends the process."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option: str | None = None,
+    ) -> None:
+        for action in parser._actions:
+            if action.dest in OPTIONS:
+                action.help = help_text(action.dest)
+        parser.print_help()
+        parser.exit()
+
+
 class _Joined(argparse.Action):
     """A flag that may be repeated; its values are joined with commas."""
 
@@ -48,14 +81,15 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="serve models",
         usage="triglot serve [OPTION ...] [PATH ...]",
         description="Loads the models at the paths and serves them over gRPC and REST.",
-        epilog="Options are also TRIGLOT_ variables (TRIGLOT_GRPC_PORT) and keys of the TOML file (grpc_port).",
+        epilog="--help-all lists every option. Options are also TRIGLOT_ variables (TRIGLOT_GRPC_PORT) and keys "
+        "of the TOML file (grpc_port).",
         allow_abbrev=False,
     )
-    add_arguments(parser, shown=groups(OPTIONS.values()))
+    add_arguments(parser, shown=MAIN)
 
 
-def add_arguments(parser: argparse.ArgumentParser, shown: Iterable[str]) -> None:
-    """Add the paths and all options; help lists those of the groups that are `shown`."""
+def add_arguments(parser: argparse.ArgumentParser, shown: Collection[str]) -> None:
+    """Add the paths and all options; --help lists those that are `shown`, --help-all every one."""
     parser.add_argument(
         "paths",
         nargs="*",
@@ -70,21 +104,28 @@ def add_arguments(parser: argparse.ArgumentParser, shown: Iterable[str]) -> None
     parser.add_argument("--config", type=Path, metavar="FILE", help="a TOML file with the options below as keys")
     for name, (help_text, _) in WATCHING.items():
         parser.add_argument(f"--{name}", action="store_true", help=help_text)
+    parser.add_argument("--help-all", action=_HelpAll, nargs=0, help="show all options, and exit")
     for title, names in groups(OPTIONS.values()).items():
         group = parser.add_argument_group(title)
         for name in names:
-            _add_option(group, name, shown=title in shown)
+            _add_option(group, name, shown=name in shown)
+
+
+def help_text(name: str) -> str:
+    """Return the help of an option, as argparse formats it."""
+    option = OPTIONS[name]
+    default = default_text(option)
+    text: str = option.metadata["help"] + (f" (default: {default})" if default else "")
+    return text.replace("%", "%%")
 
 
 def _add_option(group: argparse._ArgumentGroup, name: str, *, shown: bool) -> None:
     option = OPTIONS[name]
-    default = default_text(option)
-    text = option.metadata["help"] + (f" (default: {default})" if default else "")
     add = partial(
         group.add_argument,
         flag_of(name),
         default=argparse.SUPPRESS,
-        help=text.replace("%", "%%") if shown else argparse.SUPPRESS,
+        help=help_text(name) if shown else argparse.SUPPRESS,
     )
     if option_type(option) is bool:
         add(action=argparse.BooleanOptionalAction)
