@@ -85,6 +85,7 @@ class Start:
         prepare: Called first.
         test: Called instead of serving; returns whether it passed.
         fails: Called with the reason when the server cannot start.
+        load_hint: What to add to it if models could not be loaded.
         opened: Return lines to log when the ports, of gRPC and of REST, are open.
         report: Called with summaries and errors after the load, instead of opening ports; then models are
             unloaded.
@@ -105,6 +106,7 @@ class Start:
     prepare: Callable[[], object] = _nothing
     test: Callable[[], bool] | None = None
     fails: Callable[[str], object] = print_error
+    load_hint: str = ""
     opened: Callable[[int, int], Iterable[str]] = _no_lines
     report: Report | None = None
 
@@ -160,7 +162,11 @@ def run(start: Start, handler: logging.Handler, control: Control) -> int:
         sys.setswitchinterval(SWITCH_SECONDS)
         with asyncio.Runner(loop_factory=new_loop) as runner:
             return runner.run(_serve(start, handler, control, service_manager))
-    except (ModelLoadError, OSError) as error:
+    except ModelLoadError as error:
+        is_of_some = isinstance(error.__cause__, ModelLoadError)  # Else the paths hold no model.
+        start.fails(f"{error}{start.load_hint if is_of_some else ''}")
+        return FAILED
+    except OSError as error:
         start.fails(str(error))
         return FAILED
 

@@ -209,7 +209,7 @@ class Server:
         failed = list(dict.fromkeys(summary.model for summary in self.summaries() if summary.error))
         more = f" and {len(failed) - NAMED} more" if len(failed) > NAMED else ""
         named = f" ({', '.join(failed[:NAMED])}{more})" if failed else ""
-        return f"{count} of the models could not be loaded{named}; --no-exit-on-load-error serves the others"
+        return f"{count} of the models could not be loaded{named}"
 
     def _configured(self, models: Sequence[ModelSettings]) -> None:
         """Apply the settings for request records in a new list of models."""

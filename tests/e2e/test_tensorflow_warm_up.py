@@ -106,7 +106,7 @@ def test_recorded_requests_of_a_python_model(models: Path, tmp_path: Path) -> No
     assert completed.stderr.endswith(
         "m version 1 could not be loaded: warm-up record 1 failed: "
         "Expects arg[0] to be float but int32 is provided\n"
-        "triglot: 1 of the models could not be loaded\n"
+        "triglot: 1 of the models could not be loaded (m)\n"
     )
     with Triglot(flag, "--enable_model_warmup=false", command="tfserving", environment=QUICK) as server:
         answer = Rest(server.ports()[1]).post("/v1/models/m:predict", {"instances": [1.0]})

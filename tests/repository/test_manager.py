@@ -126,7 +126,7 @@ async def test_one_broken_model_of_several(tmp_path: Path) -> None:
     write_model(tmp_path / "good")
     file = write_model(tmp_path / "broken", BROKEN)
     reason = f"{file}:11: OSError: no disk"
-    assert await load_error(tmp_path) == f"1 of the models could not be loaded: {reason}"
+    assert await load_error(tmp_path) == f"1 of the models could not be loaded (broken): {reason}"
     async with serve(tmp_path, exit_on_load_error=False) as client:
         assert not await client.ready()
         assert [await client.ready(name) for name in ("good", "broken")] == [True, False]
@@ -159,7 +159,7 @@ async def test_a_broken_newest_version_leaves_the_one_before(tmp_path: Path) -> 
 async def test_no_model_could_be_loaded(tmp_path: Path) -> None:
     write_model(tmp_path / "a", BROKEN)
     write_model(tmp_path / "b", BROKEN)
-    assert (await load_error(tmp_path)).startswith("2 of the models could not be loaded: ")
+    assert (await load_error(tmp_path)).startswith("2 of the models could not be loaded (a, b): ")
     async with serve(tmp_path, exit_on_load_error=False) as client:
         assert not await client.ready()
         assert not await client.serves("")

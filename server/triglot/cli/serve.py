@@ -150,7 +150,8 @@ def start(flags: Mapping[str, Any], others: Iterable[str], environment: Mapping[
         paths = [folder]
     if (name := flags["model_name"]) is not None:
         paths = [_named(name, paths)]
-    return Start(config, paths or [DEMO], skip_missing_dependencies=not paths)
+    hint = "; --no-exit-on-load-error serves the others" if config.exit_on_load_error else ""
+    return Start(config, paths or [DEMO], skip_missing_dependencies=not paths, load_hint=hint)
 
 
 def _path(text: str) -> Path | NamedPath:
