@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -10,7 +11,7 @@ import environments
 
 DEPLOY = environments.ROOT / "deploy"
 KSERVE = DEPLOY / "kserve"
-RUNTIME = KSERVE / "runtime.yaml"
+RUNTIME, MLSERVER = KSERVE / "runtime.yaml", KSERVE / "mlserver.yaml"
 SAMPLES = sorted((KSERVE / "samples").glob("*.yaml"))
 CHART = DEPLOY / "helm" / "triglot"
 
@@ -20,9 +21,9 @@ def documents(text: str) -> list[dict[str, Any]]:
     return [document for document in yaml.safe_load_all(text) if document]
 
 
-def runtime() -> dict[str, Any]:
-    """Return KServe's ClusterServingRuntime."""
-    (document,) = documents(RUNTIME.read_text())
+def runtime(file: Path = RUNTIME) -> dict[str, Any]:
+    """Return KServe's ClusterServingRuntime of a file."""
+    (document,) = documents(file.read_text())
     return document
 
 

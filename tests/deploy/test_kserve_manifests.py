@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from deployed import RUNTIME, SAMPLES, documents, runtime
+from deployed import MLSERVER, RUNTIME, SAMPLES, documents, runtime
 
 kserve = pytest.importorskip("kserve", reason="the kserve environment has it")
 kubernetes = pytest.importorskip("kubernetes.client")
@@ -87,6 +87,16 @@ def test_the_runtime() -> None:
     probes = [container.startup_probe, container.readiness_probe, container.liveness_probe]
     assert {probe.http_get.port for probe in probes} == {port.container_port}
     assert spec.annotations["prometheus.kserve.io/port"] == str(port.container_port)
+
+
+def test_the_runtime_in_place_of_mlserver() -> None:
+    document = runtime(MLSERVER)
+    (container,) = check(document).spec.containers
+    # KServe sets the variables of MLServer for a runtime of this name.
+    assert document["metadata"]["name"] == "kserve-mlserver"
+    ports = [variable.value for variable in container.env if variable.name.endswith("_HTTP_PORT")]
+    probes = [container.startup_probe, container.readiness_probe, container.liveness_probe]
+    assert {str(probe.http_get.port) for probe in probes} == set(ports)
 
 
 @pytest.mark.parametrize("document", list(samples()))

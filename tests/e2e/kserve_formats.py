@@ -23,6 +23,20 @@ XGBOOST = FLOWERS + (
     "import xgboost\nmodel = xgboost.train({'objective': 'multi:softmax', 'num_class': 3}, "
     "xgboost.DMatrix(x, y), 10)\n"
 )
+LIGHTGBM = FLOWERS + (
+    "import lightgbm\nkept = y != 1\n"
+    "parameters = {'learning_rate': 1, 'num_leaves': 2, 'min_data_in_bin': 1, 'verbose': -1}\n"
+    "model = lightgbm.train(parameters, lightgbm.Dataset(x[kept], y[kept]), 1)\n"
+)
+CATBOOST = FLOWERS + (
+    "import catboost\n"
+    "model = catboost.CatBoostClassifier(iterations=5, verbose=0, allow_writing_files=False).fit(x, y)\n"
+)
+MLFLOW = SKLEARN + (
+    "import os, mlflow.sklearn\nfrom mlflow.models import infer_signature\n"
+    "mlflow.sklearn.save_model(model, 'm', signature=infer_signature(x, model.predict(x)))\n"
+    "for name in os.listdir('m'):\n    os.rename(f'm/{name}', name)\nos.rmdir('m')\n"
+)
 TORCH = (
     "import sys, torch\n\nclass Model(torch.nn.Module):\n    def forward(self, x):\n        return x * 0.5 + 2\n\n"
 )
@@ -85,6 +99,25 @@ def _copied(source: str, at: str) -> Callable[[Path], object]:
     return write
 
 
+HOUSES = (
+    "import pandas as pd\nfrom sklearn.compose import make_column_transformer\n"
+    "from sklearn.linear_model import LinearRegression\nfrom sklearn.pipeline import make_pipeline\n"
+    "from sklearn.preprocessing import OneHotEncoder\n"
+    "x = pd.DataFrame({'MSZoning': ['RL', 'RM'] * 2, 'LotArea': [8450, 9600, 11250, 9550]})\n"
+    "encode = make_column_transformer((OneHotEncoder(), ['MSZoning']), remainder='passthrough')\n"
+    "model = make_pipeline(encode, LinearRegression()).fit(x, x.LotArea * 2.0)\n"
+)
+HOUSE = [
+    {"name": "MSZoning", "datatype": "BYTES", "shape": [1], "data": ["RL"]},
+    {"name": "LotArea", "datatype": "INT32", "shape": [1], "data": [8450]},
+]
+"""As in KServe's sample sklearn_mixed_v2.json: columns of text and of integers, with the content type pd."""
+MLFLOW_HOUSES = HOUSES + (
+    "import os, mlflow.sklearn\nfrom mlflow.models import infer_signature\n"
+    "x['LotArea'] = x.LotArea.astype('int32')\n"
+    "mlflow.sklearn.save_model(model, 'm', signature=infer_signature(x, model.predict(x)))\n"
+    "for name in os.listdir('m'):\n    os.rename(f'm/{name}', name)\nos.rmdir('m')\n"
+)
 _IRIS_32, _IRIS_64 = _flat("x", "FP32", IRIS), _flat("x", "FP64", IRIS)
 _X = _flat("x", "FP32", [[1.0], [2.0], [5.0]])
 _X_LIST: list[dict[str, Any]] = [{"name": "x", "datatype": "FP32", "shape": [3], "data": [1, 2, 5]}]
@@ -108,6 +141,9 @@ FORMATS = {
         _PREDICTED,
     ),
     "xgboost-bst": Format("ml", _by("ml", f"{XGBOOST}model.save_model('model.bst')"), _IRIS_32, _PREDICTED),
+    "lightgbm-bst": Format("ml", _by("ml", f"{LIGHTGBM}model.save_model('model.bst')"), _IRIS_64, _PREDICTED),
+    "catboost": Format("ml", _by("ml", f"{CATBOOST}model.save_model('model.cbm')"), _IRIS_32, _PREDICTED),
+    "mlflow": Format("mlflow", _by("mlflow", MLFLOW), _flat("input-0", "FP64", IRIS), {"output-1": [0.0, 2.0]}),
     "onnx": Format("dev", _copied("models_triton/auto_onnx/1/model.onnx", "model.onnx"), _ROWS, _SUMS),
     "tensorflow-1": Format("tensorflow", _saved_model("half_plus_two", "0001"), _X, {"y": [2.5, 3.0, 4.5]}),
     "tensorflow-2": Format("tensorflow", _saved_model("tf2_checked", "."), _X_LIST, {"y": [1.0, 2**0.5, 5**0.5]}),
@@ -126,3 +162,23 @@ FORMATS = {
         name="add_sub",
     ),
 }
+
+_FIRST = {"name": "input-0", "datatype": "FP32", "shape": [2, 4], "data": [*chain(*IRIS)]}
+IN_PLACE = {
+    "mlserver_sklearn.SKLearnModel": Format(
+        "ml",
+        _by("ml", f"{HOUSES}import joblib; joblib.dump(model, 'model.joblib')"),
+        HOUSE,
+        {"predict": [16900.0]},
+    ),
+    "mlserver_xgboost.XGBoostModel": Format(
+        "ml", _by("ml", f"{XGBOOST}model.save_model('model.bst')"), [_FIRST], _PREDICTED
+    ),
+    "mlserver_lightgbm.LightGBMModel": Format(
+        "ml", _by("ml", f"{LIGHTGBM}model.save_model('model.bst')"), [_FIRST], _PREDICTED
+    ),
+    "mlserver_mlflow.MLflowRuntime": Format(
+        "mlflow", _by("mlflow", MLFLOW_HOUSES), HOUSE, {"output-1": [16900.0]}
+    ),
+}
+"""By the class that KServe names in a label, what an InferenceService of kserve-mlserver has."""

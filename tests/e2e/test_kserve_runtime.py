@@ -11,10 +11,10 @@ import grpc
 import pytest
 import trustme
 from client_scripts import ClientScript
-from kserve_formats import FORMATS
+from kserve_formats import FORMATS, IN_PLACE
 
 import environments
-from deployed import KSERVE, command_line, documents, runtime
+from deployed import KSERVE, MLSERVER, command_line, documents, runtime
 from kubelet import Pod, restricted
 from process import SECONDS, triglot_command, unused_ports
 from protocol_clients.kserve import server_ready
@@ -44,6 +44,39 @@ def test_kserves_clients_ask_for_the_name_of_the_service(tmp_path: Path, case: s
         for check in SCRIPT.check_names():
             report.assert_held(check)
         report.assert_complete(SCRIPT)
+
+
+@pytest.mark.newest
+@pytest.mark.parametrize("model_class", IN_PLACE)
+def test_runtime_in_place_of_kserve_mlserver(tmp_path: Path, model_class: str) -> None:
+    sample = IN_PLACE[model_class]
+    models = tmp_path / "models"
+    models.mkdir()
+    prefix = restricted(models)
+    sample.write(models)
+    port, grpc_port = unused_ports()
+    (container,) = runtime(MLSERVER)["spec"]["containers"]
+    values = {"{{.Labels.modelClass}}": model_class, "8080": str(port), "9000": str(grpc_port)}
+    variables = [{"name": variable["name"], "value": values[variable["value"]]} for variable in container["env"]]
+    # KServe's webhook adds these.
+    variables += [
+        {"name": "MLSERVER_MODEL_NAME", "value": NAME},
+        {"name": "MLSERVER_MODEL_URI", "value": "/mnt/models"},
+        {"name": "MLSERVER_METRICS_PORT", "value": str(unused_ports()[0])},
+    ]
+    command = prefix + triglot_command(tuple(container["args"]), python=environments.python(sample.environment))
+    with Pod(container | {"env": variables}, command, port) as pod:
+        pod.wait_until_ready()
+        body = json.dumps({"parameters": {"content_type": "pd"}, "inputs": sample.inputs}).encode()
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{port}/v2/models/{NAME}/infer", body, timeout=SECONDS
+        ) as response:
+            outputs = json.load(response)["outputs"]
+        assert {output["name"]: output["data"] for output in outputs} == {
+            name: pytest.approx(values) for name, values in sample.outputs.items()
+        }
+        with grpc.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
+            assert server_ready(channel)
 
 
 @pytest.mark.newest

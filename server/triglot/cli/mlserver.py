@@ -28,7 +28,7 @@ DEFAULTS = {
     "grpc_port": 8081,
     "metrics_port": 8082,
     "mlserver_metrics": True,
-    "protocols": "kserve,tfserving",
+    "protocols": "kserve,tfserving,mlflow",
     "server_name": "mlserver",
     "typed_contents": True,
     "model_control_mode": "explicit",
