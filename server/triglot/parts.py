@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 PARTS: Final[Mapping[str, Mapping[str, str]]] = {
@@ -68,25 +69,18 @@ PYTHON_CLASSES: Final = ("kserve_model", "triton_python")
 """Backends of classes in files of the python backend."""
 BACKENDS: Final = tuple(name for name in PARTS["backend"] if name not in PYTHON_CLASSES)
 """Backends that a model's file or configuration names."""
-EXTRAS: Final = {
-    "catboost": "catboost",
-    "flask": "grps",
-    "huggingface_hub": "hub",
-    "joblib": "sklearn",
-    "jwt": "jwt",
-    "lightgbm": "lightgbm",
-    "mlflow": "mlflow",
-    "obstore": "storage",
-    "onnxruntime": "onnx",
-    "pynvml": "nvidia",
-    "ray": "ray",
-    "skops": "mlflow",
-    "sklearn": "sklearn",
-    "tensorflow": "tensorflow",
-    "torch": "torch",
-    "xgboost": "xgboost",
+SKLEARN: Final = "joblib scikit-learn"
+MLFLOW: Final = "mlflow-skinny pandas skops"
+DISTRIBUTIONS: Final = {
+    "jwt": "'PyJWT[crypto]'",
+    "joblib": SKLEARN,
+    "mlflow": MLFLOW,
+    "pynvml": "nvidia-ml-py",
+    "skops": MLFLOW,
+    "sklearn": SKLEARN,
 }
-"""The extra of this distribution that installs a module."""
+"""What to install for a module, where that has another name or needs others beside it."""
+NVIDIA_DRIVER: Final = Path("/proc/driver/nvidia")
 
 
 class MissingPart(ImportError):
@@ -126,8 +120,14 @@ def missing_text(what: str, error: ModuleNotFoundError) -> str:
     if _is_own(name):
         return f"{what} is not in this build of Triglot, which has no {name}"
     module = name.partition(".")[0]
-    package = f"'triglot[{EXTRAS[module]}]'" if module in EXTRAS else module
-    return f"{what} needs {module}, which is not installed; run: pip install {package}"
+    return f"{what} needs {module}, which is not installed; run: {install(module)}"
+
+
+def install(module: str) -> str:
+    """Return the command that installs a module, by names that the package index has."""
+    if module == "xgboost" and not NVIDIA_DRIVER.exists():
+        return "pip install xgboost-cpu"  # A tenth of the size.
+    return f"pip install {DISTRIBUTIONS.get(module, module)}"
 
 
 def _is_own(module: str) -> bool:

@@ -520,7 +520,7 @@ def without(module: str, file: Path, code: str) -> str:
 def test_without_the_extra(access: Access, module: str) -> None:
     output = without(module, access.file, "AccessControl(Config(access=file))")
     assert output.rstrip().endswith(
-        "ConfigError: access: issuers need PyJWT and cryptography; run: pip install 'triglot[jwt]'"
+        "ConfigError: access: issuers need PyJWT and cryptography; run: pip install 'PyJWT[crypto]'"
     )
     write(access.file, client("friend", ["secret"], ["infer"]))
     assert without(module, access.file, "AccessControl(Config(access=file)); print('fine')") == "fine\n"
@@ -538,7 +538,7 @@ def test_a_file_that_changes_without_the_extra(access: Access) -> None:
     )
     output = without("jwt", access.file, code)
     assert output.count("previous one stays in force") == 1
-    assert "pip install 'triglot[jwt]'" in output
+    assert "pip install 'PyJWT[crypto]'" in output
 
 
 # --- over the transports ---

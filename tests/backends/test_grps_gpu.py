@@ -100,7 +100,7 @@ def test_missing_nvml_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     (record,) = caplog.records
     assert (record.levelno, record.message) == (
         logging.WARNING,
-        "gpu.devices: no GPU metrics: pynvml is not installed; run: pip install 'triglot[nvidia]'",
+        "gpu.devices: no GPU metrics: pynvml is not installed; run: pip install nvidia-ml-py",
     )
     assert not monitor.drain()
 
@@ -147,7 +147,7 @@ def test_project_reports_its_gpu(tmp_path: Path) -> None:
 def test_limits_without_the_library(library: str, caplog: pytest.LogCaptureFixture) -> None:
     limit_memory(GpuSettings((0,), library, 1024))
     assert [record.message for record in caplog.records] == [
-        f"gpu.mem_limit_mib: no memory limit: No module named '{library}'; run: pip install 'triglot[{library}]'"
+        f"gpu.mem_limit_mib: no memory limit: No module named '{library}'; run: pip install {library}"
     ]
     caplog.clear()
     limit_memory(GpuSettings((0,), library, None))

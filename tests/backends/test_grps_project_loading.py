@@ -290,7 +290,7 @@ def test_customised_http_needs_flask(tmp_path: Path, monkeypatch: pytest.MonkeyP
         pass
     assert str(caught.value) == (
         f"{tmp_path}/conf/server.yml: interface.customized_predict_http.customized_body needs flask, "
-        "which is not installed; run: pip install 'triglot[grps]'"
+        "which is not installed; run: pip install flask"
     )
     with opened(write_project(tmp_path, ECHO, interface={**CUSTOM_HTTP, "customized_predict_http": None})):
         pass

@@ -27,7 +27,8 @@ def load(folder: Path, values: object) -> str:
 
 @pytest.mark.skipif(find_spec("mlflow") is not None, reason="this environment has the library")
 def test_the_error_says_what_to_install(tmp_path: Path) -> None:
-    text = "a model in MLflow's format needs mlflow, which is not installed; run: pip install 'triglot[mlflow]'"
+    libraries = "mlflow-skinny pandas skops"
+    text = f"a model in MLflow's format needs mlflow, which is not installed; run: pip install {libraries}"
     assert load(tmp_path, FUNCTION) == text
     with pytest.raises(MissingDependency):
         backends.load("mlflow", tmp_path / "MLmodel")

@@ -11,6 +11,7 @@ import pytest
 from environment_tests import check_tests
 from triglot import backends
 from triglot.core.errors import MissingDependency
+from triglot.parts import install
 
 FOLDER = Path(__file__).parent
 LIBRARIES = ("sklearn", "xgboost", "lightgbm", "catboost")
@@ -31,9 +32,7 @@ def test_the_error_says_what_to_install(tmp_path: Path, backend: str, module: st
     for _ in range(2):
         with pytest.raises(MissingDependency) as caught:
             backends.load(backend, tmp_path / "model")
-        text = (
-            f"the {backend} backend needs {module}, which is not installed; run: pip install 'triglot[{backend}]'"
-        )
+        text = f"the {backend} backend needs {module}, which is not installed; run: {install(module)}"
         assert str(caught.value) == f"{tmp_path / 'model'}: {text}"
         assert f"triglot.backends.{backend}" not in sys.modules
 

@@ -163,5 +163,5 @@ def test_xgboost_is_missing(tmp_path: Path) -> None:
     file = tmp_path / "model.pkl"
     file.write_bytes(b"cxgboost.core\nBooster\n.")
     assert loaded_without("xgboost", file) == [
-        "the pickled object needs xgboost, which is not installed; run: pip install 'triglot[xgboost]'"
+        "the pickled object needs xgboost, which is not installed; run: pip install xgboost-cpu"
     ]

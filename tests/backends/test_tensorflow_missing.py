@@ -21,7 +21,6 @@ def test_the_error_says_what_to_install(tmp_path: Path) -> None:
         with pytest.raises(MissingDependency) as caught:
             backends.load("tensorflow", file)
         assert str(caught.value) == (
-            f"{file}: the tensorflow backend needs tensorflow, which is not installed; "
-            "run: pip install 'triglot[tensorflow]'"
+            f"{file}: the tensorflow backend needs tensorflow, which is not installed; run: pip install tensorflow"
         )
     assert "triglot.backends.tensorflow" not in sys.modules

@@ -29,7 +29,7 @@ def test_the_error_says_what_to_install(tmp_path: Path, name: str) -> None:
     for _ in range(2):
         with pytest.raises(MissingDependency) as caught:
             backends.load("torch", file)
-        text = "the torch backend needs torch, which is not installed; run: pip install 'triglot[torch]'"
+        text = "the torch backend needs torch, which is not installed; run: pip install torch"
         assert str(caught.value) == f"{file}: {text}"
     assert not [module for module in sys.modules if module.startswith("triglot.backends.torch")]
 

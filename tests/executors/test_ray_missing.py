@@ -31,7 +31,7 @@ def test_the_error_says_what_to_install(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(MissingDependency) as caught:
             Loading(backends.load)("reporting", "python", file, ModelConfig(execution="ray"))
-        text = "execution 'ray' needs ray, which is not installed; run: pip install 'triglot[ray]'"
+        text = "execution 'ray' needs ray, which is not installed; run: pip install ray"
         assert str(caught.value) == f"{file}: {text}"
 
 

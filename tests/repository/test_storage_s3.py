@@ -413,7 +413,7 @@ def test_check(remote: Remote, tmp_path: Path) -> None:
     checked = run_triglot("check", *urls, environment=variables, before=without)
     assert checked.returncode == 1
     for url in urls:
-        missing = "needs obstore, which is not installed; run: pip install 'triglot[storage]'"
+        missing = "needs obstore, which is not installed; run: pip install obstore"
         assert f"{url}: {missing}" in checked.stdout
 
 

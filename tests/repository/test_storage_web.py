@@ -250,7 +250,7 @@ def test_without_the_library_of_the_hub() -> None:
     without = "import sys\nsys.modules['huggingface_hub'] = None"
     checked = run_triglot("check", "hf://me/models", before=without)
     assert checked.returncode == 1
-    missing = "needs huggingface_hub, which is not installed; run: pip install 'triglot[hub]'"
+    missing = "needs huggingface_hub, which is not installed; run: pip install huggingface_hub"
     assert f"hf://me/models: {missing}" in checked.stdout
 
 

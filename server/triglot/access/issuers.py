@@ -207,7 +207,7 @@ def _check_installed() -> None:
     except ImportError:
         has_crypto = False
     if not has_crypto:
-        raise ConfigError("access: issuers need PyJWT and cryptography; run: pip install 'triglot[jwt]'")
+        raise ConfigError("access: issuers need PyJWT and cryptography; run: pip install 'PyJWT[crypto]'")
 
 
 def _object(part: str) -> dict[str, Any]:

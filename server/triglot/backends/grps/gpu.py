@@ -58,7 +58,7 @@ def nvml_reader(devices: Sequence[int], environment: Mapping[str, str]) -> Reade
     try:
         nvml = importlib.import_module("pynvml")
     except ModuleNotFoundError:
-        log.warning("gpu.devices: no GPU metrics: pynvml is not installed; run: pip install 'triglot[nvidia]'")
+        log.warning("gpu.devices: no GPU metrics: pynvml is not installed; run: pip install nvidia-ml-py")
         return None
     try:
         nvml.nvmlInit()
@@ -207,7 +207,7 @@ def _library(settings: GpuSettings, key: str, otherwise: str) -> Any | None:
     try:
         library = importlib.import_module(name)
     except ImportError as error:
-        log.warning("%s: %s: %s; run: pip install 'triglot[%s]'", key, otherwise, error, name)
+        log.warning("%s: %s: %s; run: pip install %s", key, otherwise, error, name)
         return None
     devices = library.cuda.is_available() if name == "torch" else library.config.list_physical_devices("GPU")
     if not devices:

@@ -18,7 +18,7 @@ from triglot.core.http import HttpRequest, HttpResponse
 if TYPE_CHECKING:
     import flask
 
-INSTALL = "pip install 'triglot[grps]'"
+INSTALL = "pip install flask"
 _ORIGIN = re.compile(r"^[A-Za-z]+://[^/?]*")
 """The origin that precedes the path in a request to a proxy."""
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")

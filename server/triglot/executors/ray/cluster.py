@@ -156,7 +156,7 @@ class Cluster:
         """
         if importlib.util.find_spec("ray") is None:
             raise MissingDependency(
-                f"{file}: execution 'ray' needs ray, which is not installed; run: pip install 'triglot[ray]'"
+                f"{file}: execution 'ray' needs ray, which is not installed; run: pip install ray"
             )
         with cls._registry:
             cluster = cls._by_address.setdefault(address, cls(address))

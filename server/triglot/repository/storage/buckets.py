@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MISSING = "needs obstore, which is not installed; run: pip install 'triglot[storage]'"
+MISSING = "needs obstore, which is not installed; run: pip install obstore"
 _CREDENTIALS = {"s3": profile_options, "gs": google_options, "az": azure_options}
 _OPENING = Lock()
 """Stores that are opened at the same time share what fetches their credentials."""

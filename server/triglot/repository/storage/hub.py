@@ -11,7 +11,7 @@ from triglot.repository.scan.urls import Url
 from triglot.repository.storage.http import read_part
 from triglot.repository.storage.store import StoredObject, StoreError, StoreUnreachable, check_count
 
-MISSING = "needs huggingface_hub, which is not installed; run: pip install 'triglot[hub]'"
+MISSING = "needs huggingface_hub, which is not installed; run: pip install huggingface_hub"
 OTHER_KINDS = ("datasets", "spaces")
 
 
