@@ -313,17 +313,16 @@ class RestApi(InferenceHandler):
         return (self._classify if verb == "classify" else self._regress)(spec, bytes(http.body))
 
     def _predict(self, permission: Permission, spec: ModelSpec, body: bytes) -> RestCall | PredictCall:
+        find = partial(find_servable, self._dataplane, permission, spec)
         try:
-            servable = find_servable(self._dataplane, permission, spec)
-        except ServingError as error:
-            # Errors in the body come before errors about the model.
-            decode_predict(body, partial(_no_signature, error), self.limits)
-            raise
-        if servable.model.speaks_json:
+            servable = find()
+        except ServingError:
+            servable = None  # Errors in the body come before errors about the model.
+        if servable is not None and servable.model.speaks_json:
             request = PredictRequest(spec, json_inputs(*split_keywords(read_object(body, self.limits))))
             return RestCall(partial(self._predictions.predict, request), _encode_json)
-        decoded = decode_predict(body, partial(_signature, servable), self.limits)
-        return PredictCall(spec, body, decoded, servable)
+        decoded = decode_predict(body, lambda name: _signature(servable or find(), name), self.limits)
+        return PredictCall(spec, body, decoded, servable or find())
 
     # --- InferenceHandler, for requests from `decode_post` ---
 
@@ -377,10 +376,6 @@ def _signature(servable: Servable, name: str) -> Signature:
         why = servable.why_unservable(name)
         raise InvalidArgument(f'Serving signature name: "{name}" not found in signature def{why}')
     return servable.signatures[name]
-
-
-def _no_signature(error: ServingError, _: str) -> Signature:
-    raise error
 
 
 def _is_outdated(rest: PredictCall, servable: Servable) -> bool:
