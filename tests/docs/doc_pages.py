@@ -38,6 +38,8 @@ from triglot.pb.kserve import model_config_pb2
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 RUN_SECONDS = 120
+INSTALLS = "installs packages"
+"""Why blocks are not run that would change the environment of the tests."""
 SERVES = ("serve", "tfserving", "grps")
 WELL_KNOWN = ("8000", "8001", "8500", "8501")
 """Ports of the text, which are others where it is run."""
@@ -91,10 +93,14 @@ def blocks_of(page: str) -> list[Block]:
 
 
 class Reader:
-    """Runs the blocks of a page in `folder`; to be closed."""
+    """Runs the blocks of a page in `folder`; to be closed.
 
-    def __init__(self, folder: Path) -> None:
+    `python`: an environment of its own that runs every block, those that install packages, too.
+    """
+
+    def __init__(self, folder: Path, python: Path | None = None) -> None:
         self._folder = folder
+        self._own_python = python
         self._server = ExitStack()
         self._ports: dict[str, str] = {}
         self._printed: str | None = None
@@ -108,7 +114,7 @@ class Reader:
     def read(self, block: Block) -> None:
         """Raise `AssertionError` for what does not do as the page says."""
         printed, self._printed = self._printed, None
-        if block.not_run:
+        if block.not_run and not (self._own_python and block.not_run == INSTALLS):
             return
         if block.title:
             self._write(block)
@@ -151,7 +157,9 @@ class Reader:
                     ["bash", "-ec", self._ported(text)],
                     cwd=self._folder,
                     # A package that a block installed would be there for all other tests.
-                    env=clean_environment(**self._variables(), PIP_NO_INDEX="1"),
+                    env=clean_environment(
+                        **self._variables(), **({} if self._own_python else {"PIP_NO_INDEX": "1"})
+                    ),
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     text=True,
@@ -160,7 +168,7 @@ class Reader:
 
     def _serve(self, command: str, arguments: list[str], variables: dict[str, str]) -> None:
         self._server.close()
-        python = environments.python(self._environment_of_models())
+        python = self._own_python or environments.python(self._environment_of_models())
         environment = QUICK | self._changed | variables
         server = Triglot(*arguments, command=command, python=python, environment=environment, folder=self._folder)
         self._server.enter_context(server)
@@ -192,7 +200,7 @@ class Reader:
             )
         }
         other = next((OTHER_LIBRARIES[name] for name in sorted(imported) if name in OTHER_LIBRARIES), "dev")
-        python, code = environments.python(other), self._ported(text)
+        python, code = self._own_python or environments.python(other), self._ported(text)
         self._printed = _printed(start_python(["-c", code], python, self._variables(), self._folder))
 
     def _ported(self, text: str) -> str:
@@ -203,6 +211,8 @@ class Reader:
         return text
 
     def _variables(self) -> dict[str, str]:
+        if self._own_python is not None:  # Before its first block, the system's Python.
+            return {"PATH": f"{self._own_python.parent}:/usr/bin:/bin"}
         scripts = Path(sys.executable).parent
         return {"PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}", **self._changed}
 
