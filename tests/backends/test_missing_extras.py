@@ -37,8 +37,8 @@ def test_what_is_installed_is_what_the_extra_brings() -> None:
     """And every extra of a module is named so, except for what the server does without."""
     for extra, names in requirements().items():
         for name in {*names} - {"pysimdjson", "pandas", "xgboost"}:
-            said = install(MODULES.get(name, name)).removeprefix("pip install ").replace("'", "").split()
-            assert {re.split(r"\W", distribution.replace("-", "_"))[0] for distribution in said} == {
+            distributions = install(MODULES.get(name, name)).removeprefix("pip install ").replace("'", "").split()
+            assert {re.split(r"\W", distribution.replace("-", "_"))[0] for distribution in distributions} == {
                 name.replace("-", "_") for name in names
             }, extra
 
