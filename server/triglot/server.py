@@ -142,6 +142,7 @@ class Server:
             default_timeout=self.config.default_timeout,
             tracer=self._tracer,
             control=control,
+            strict_readiness=self.config.strict_readiness,
         )
         total_bytes = self.config.total_queue_bytes(memory_bound())
         self._admission = Admission(

@@ -145,6 +145,15 @@ async def test_one_broken_model_of_several(tmp_path: Path) -> None:
         assert await client.index(ready=True) == [("good", "1", "READY", "")]
 
 
+async def test_a_server_that_is_ready_without_all_of_its_models(tmp_path: Path) -> None:
+    write_model(tmp_path / "good")
+    write_model(tmp_path / "broken", BROKEN)
+    async with serve(tmp_path, exit_on_load_error=False, strict_readiness=False) as client:
+        assert await client.ready()
+        assert await client.serves("")
+        assert [await client.ready(name) for name in ("good", "broken")] == [True, False]
+
+
 async def test_a_broken_newest_version_leaves_the_one_before(tmp_path: Path) -> None:
     write_model(tmp_path / "model" / "9")
     write_model(tmp_path / "model" / "10", BROKEN)

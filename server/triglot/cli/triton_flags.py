@@ -52,7 +52,6 @@ REPLACEMENTS: Mapping[str, str] = MappingProxyType(
         "--grpc-max-connection-age": f"--max-connection-age, {_IN_SECONDS}",
         "--grpc-max-connection-age-grace": f"--max-connection-age-grace, {_IN_SECONDS}",
         "--backend-config": "--default-max-batch-size; other settings are parameters of a model's config.pbtxt",
-        "--strict-readiness": "ready means that all models are, in any case",
         "--model-config-name": "a model's configuration is its config.pbtxt",
         "--model-load-thread-count": "models are loaded one after the other",
         "--model-load-retry-count": "what could not be loaded is tried again when its files have changed",

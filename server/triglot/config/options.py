@@ -295,6 +295,9 @@ class Config:
     exit_on_load_error: bool = option(
         MODELS, True, "exit if a model fails to load at the start, instead of staying not ready"
     )
+    strict_readiness: bool = option(
+        MODELS, True, "the server is ready only if every model is; without it, once it answers"
+    )
     wait_for_models: bool = option(
         MODELS,
         False,

@@ -42,8 +42,10 @@ class DataPlane(RequestPath):
         default_timeout: float = 0.0,
         tracer: Tracer | None = None,
         control: Control | None = None,
+        strict_readiness: bool = True,
     ) -> None:
         super().__init__(manager, default_timeout, tracer)
+        self._strict_readiness = strict_readiness
         self.control = control or Control()
         self._changed = asyncio.Event()
         self._registry.changes.subscribe(self._announce)
@@ -251,10 +253,10 @@ class DataPlane(RequestPath):
 
     @property
     def ready(self) -> bool:
-        """Whether every model that is to be served is loaded with a live instance, and the server is not
-        stopping.
+        """Whether every model that is to be served is loaded with a live instance, unless readiness is not strict,
+        and the server is not stopping.
         """
-        return not self.stopping and self._registry.all_ready()
+        return not self.stopping and (not self._strict_readiness or self._registry.all_ready())
 
     def stop(self) -> None:
         """Make the server not ready, permanently; calls are still served."""
