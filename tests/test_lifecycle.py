@@ -104,6 +104,19 @@ def test_the_ports_open_when_every_model_is_loaded(tmp_path: Path) -> None:
             assert infer(channel, "a_first") == 7
 
 
+LOGS_OFTEN = "import triglot.progress; triglot.progress.LOG_SECONDS = 0.05"
+
+
+def test_a_long_load_is_logged_now_and_then(tmp_path: Path) -> None:
+    """Without a terminal; on one, a line below the log shows it."""
+    gate = Gate(tmp_path / "gate")
+    with Triglot(tmp_path, *FREE_PORTS, before=LOGS_OFTEN) as server:
+        gate.wait_until_it_waits("load")
+        server.stderr.wait_for(r"I 0 of 1 loaded; loading gate version 1 \(\d+ s\)")
+        gate.open("load")
+        server.ports()
+
+
 @pytest.mark.parametrize("interface", ["grpc", "rest"])
 def test_a_port_in_use_ends_the_start_before_a_model_is_loaded(tmp_path: Path, interface: str) -> None:
     gate = Gate(tmp_path / "gate")  # It would never load.
@@ -258,6 +271,7 @@ def test_a_second_signal_ends_it_at_once(gate: Gate, second: signal.Signals) -> 
             gate.wait_until_it_waits(7)
             server.signal(signal.SIGTERM)
             wait_until(lambda: not is_listening(grpc_port))
+            server.stderr.wait_for(r"stopping; waits up to \d+ s for calls of gate version 1 \(1\); ")
             assert server.runs
             server.signal(second)
             assert server.wait() == 1

@@ -175,7 +175,7 @@ def test_a_server_that_stops_lets_the_processes_finish(folder: Path, number: sig
             assert os.getsid(pid) == pid  # A terminal's signals do not reach it.
             server.signal(number)
             os.kill(pid, signal.SIGINT)
-            server.stderr.wait_for("stopping; a second signal")
+            server.stderr.wait_for(r"stopping; waits .* for calls of doer version 1 \(1\); a second signal")
             (folder / "open").touch()
             assert answer_value(running.result()) == WAIT
         assert server.wait() == 0
