@@ -71,6 +71,7 @@ def test_the_file_wins_over_variables_and_triglots_variables_over_both(tmp_path:
         ({"metrics_endpoint": None}, {"metrics_port": -1, "mlserver_metrics": False}),
         ({"grpc_max_message_length": 4096}, {"max_message_size": 4096}),
         ({"debug": True}, {"log_level": "debug", "access_log": True}),
+        ({"debug": "true", "http_port": "8090"}, {"log_level": "debug", "rest_port": 8090}),
         ({"use_structured_logging": True}, {"log_format": "json"}),
         ({"cache_enabled": True}, {"response_cache_bytes": 64 * 2**20}),
         ({"parallel_workers_timeout": 7}, {"grace": 7.0}),
@@ -98,7 +99,7 @@ def test_what_has_no_counterpart_is_named(tmp_path: Path) -> None:
     [
         ({"kafka_enabled": True}, "settings.json: kafka_enabled: there is no Kafka front"),
         ({"model_repository_implementation": "a.B"}, "repositories are folders"),
-        ({"http_port": "8080"}, "settings.json: http_port: expected int, got '8080'"),
+        ({"http_port": "8o8o"}, "settings.json: http_port: expected int, got '8o8o'"),
         ({"http_port": 70000}, "settings.json: http_port: expected at most 65535"),
         ({"metrics_endpoint": "/prometheus"}, "expected /metrics or null, got '/prometheus'"),
         ({"cors_settings": {"allow_origins": ["*"]}}, "expected origins by name"),

@@ -180,14 +180,15 @@ def server_settings(
             raise ConfigError(f"{file}: expected an object, got {type(values).__name__}")
         for name, value in values.items():
             if name in SETTINGS:
-                found[name] = f"{file}: {name}", value
+                source = f"{file}: {name}"
+                found[name] = source, _value(source, value, SETTINGS[name]) if isinstance(value, str) else value
             else:
                 warnings.append(f"{file}: {name}: not a setting of MLServer, ignored")
     return found
 
 
-def _value(variable: str, text: str, setting: Setting | Ignored | Refused) -> Any:
-    """Return a variable's value: lists, objects and booleans are JSON, all else text. Raise `ConfigError`."""
+def _value(source: str, text: str, setting: Setting | Ignored | Refused) -> Any:
+    """Return the value of a text: lists, objects and booleans are JSON, all else is text. Raise `ConfigError`."""
     kind = setting.kind if isinstance(setting, Setting) else str
     if kind is bool and text.lower() in ("1", "0", "true", "false", "yes", "no", "on", "off", "t", "f", "y", "n"):
         return text.lower() in ("1", "true", "yes", "on", "t", "y")
@@ -197,7 +198,7 @@ def _value(variable: str, text: str, setting: Setting | Ignored | Refused) -> An
         try:
             return json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{variable}: expected {kind.__name__}, got {text!r}: {error}") from None
+            raise ConfigError(f"{source}: expected {kind.__name__}, got {text!r}: {error}") from None
     return text
 
 
