@@ -69,6 +69,14 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         assert "Warning" not in server.stderr.text()
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_metadata_have_the_columns(served: Served, name: str) -> None:
+    status, metadata = served.rest.get(f"/v2/models/{name}")
+    (matrix,) = metadata["inputs"]
+    assert (status, matrix["name"], matrix["shape"]) == (200, "x", [-1, 3])
+    assert metadata["columns"] == [{"name": column, "datatype": matrix["datatype"]} for column in FRAME]
+
+
 def expected(name: str) -> Any:
     data = xgboost.DMatrix(FRAME) if name == "xgboost" else FRAME
     return MODELS[name].predict(data)[:5]

@@ -24,6 +24,8 @@ from mlflow_models import SAVED, invoke, predict, save
 from process import FREE_PORTS, SECONDS, Triglot
 from protocol_clients.channel import grpc_channel, rpc
 from protocol_clients.rest import Rest
+from triglot import backends
+from triglot.core.call import Call
 from triglot.core.tensor import datatype_of, pack_bytes, unpack_bytes
 from triglot.pb.kserve import inference_pb2 as pb
 
@@ -280,3 +282,60 @@ def test_casts_as_mlflow_on_demand(served: Served) -> None:
         status, answer = post(port, "/invocations", body.replace('"7"', '"x"'), "application/json")
         assert (status, answer["error_code"]) == (400, "INVALID_PARAMETER_VALUE")
         server.stop()
+
+
+def test_metadata(served: Served) -> None:
+    status, metadata = served.rest.get("/v2/models/sklearn")
+    kinds = {"age": "FP64", "income": "FP64", "rooms": "INT64"}
+    assert (status, metadata["platform"]) == (200, "mlflow")
+    assert metadata["inputs"] == [{"name": n, "datatype": kind, "shape": [-1]} for n, kind in kinds.items()]
+    assert metadata["outputs"] == [{"name": "output-1", "datatype": "INT64", "shape": [-1]}]
+    assert metadata["columns"] == [{"name": n, "datatype": kind} for n, kind in kinds.items()]
+
+
+OLD = """
+flavors:
+  python_function:
+    env: {conda: conda.yaml, virtualenv: python_env.yaml}
+    loader_module: mlflow.sklearn
+    model_path: model.pkl
+    predict_fn: predict
+    python_version: 3.11.7
+  sklearn:
+    code: null
+    pickled_model: model.pkl
+    serialization_format: cloudpickle
+    sklearn_version: 1.9.1
+is_signature_from_type_hint: false
+mlflow_version: 2.22.2
+model_size_bytes: 1172
+model_uuid: 41eb86fb01af40e5a5bf99ed95d619dd
+prompts: null
+saved_input_example_info:
+  artifact_path: input_example.json
+  pandas_orient: split
+  serving_input_path: serving_input_example.json
+  type: dataframe
+signature:
+  inputs: '[{"type": "double", "name": "age", "required": true}, {"type": "string",
+    "name": "city", "required": true}]'
+  outputs: '[{"type": "tensor", "tensor-spec": {"dtype": "object", "shape": [-1]}}]'
+  params: null
+type_hint_from_example: false
+utc_time_created: '2026-11-28 20:00:28.055900'
+"""
+"""The MLmodel that MLflow 2.22.2 writes of a pipeline."""
+
+
+def test_file_of_mlflow_2(served: Served, tmp_path: Path) -> None:
+    example = {"columns": ["age", "city"], "data": [[0.5, "Bonn"]]}
+    (tmp_path / "MLmodel").write_text(OLD)
+    (tmp_path / "model.pkl").write_bytes((served.folder / "sklearn_words" / "model.pkl").read_bytes())
+    (tmp_path / "input_example.json").write_text(json.dumps(example))
+    (tmp_path / "serving_input_example.json").write_text(json.dumps({"dataframe_split": example}))
+    model: Any = backends.load("mlflow", tmp_path / "MLmodel")
+    call = Call()
+    (rows,) = model.example.values()
+    assert [json.loads(row) for row in rows] == [{"age": 0.5, "city": "Bonn"}]
+    answer = model.infer(model.example, call)
+    assert_equal(answer, predict(tmp_path, pd.DataFrame(example["data"], columns=example["columns"])))

@@ -100,6 +100,7 @@ class DataPlane(RequestPath):
             servable.model.speaks_json,
             servable.sequences is not None,
             self._registry.names_of(name, numbers),
+            servable.model.columns,
         )
 
     def serving(self, permission: Permission) -> list[ModelMetadata]:

@@ -164,7 +164,10 @@ def default_of(signatures: Mapping[str, Signature]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ModelMetadata:
-    """Metadata of a model. `versions`: the serving ones, or the requested one; `version_names`: their names."""
+    """Metadata of a model. `versions`: the serving ones, or the requested one; `version_names`: their names.
+
+    `columns`: those of its table, where it knows their names.
+    """
 
     name: str
     versions: list[str]
@@ -175,3 +178,4 @@ class ModelMetadata:
     speaks_json: bool = False
     sequences: bool = False
     version_names: Sequence[str] = ()
+    columns: Sequence[TensorSpec] = ()

@@ -58,7 +58,8 @@ SCHEMAS: dict[str, Schema] = {
             "platform": STRING,
             "inputs": array(ref("TensorMetadata")),
             "outputs": array(ref("TensorMetadata")),
-        }
+        },
+        {"columns": array(record({"name": STRING, "datatype": STRING}))},
     ),
     "Parameters": {"type": "object", "additionalProperties": _PARAMETER},
     "TensorData": array({}) | {"description": "Elements in row-major order, flat or as nested arrays."},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from triglot.core.fast_json import dumps
 from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.operation import Operation
 from triglot.core.running import Defer, Running, Sink
-from triglot.core.types import InferenceResponse
+from triglot.core.types import InferenceResponse, TensorSpec
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.json.dialect import DEFAULT_LIMITS, SIZE_OPTION, JsonLimits, type_name
 from triglot.protocols.json.text import read_body, without_nulls
@@ -138,7 +138,7 @@ def kserve_routes(service: KServe, limits: JsonLimits = DEFAULT_LIMITS) -> list[
                 path,
                 metadata,
                 metadata_of,
-                service.model_metadata,
+                service.model_and_columns,
                 _encode_model_metadata,
                 documented=(api.MODEL,),
             ),
@@ -272,18 +272,20 @@ def _encode_server_metadata(reply: pb.ServerMetadataResponse, _: Any) -> HttpRes
     )
 
 
-def _encode_model_metadata(reply: pb.ModelMetadataResponse, _: Any) -> HttpResponse:
-    return HttpResponse(
-        dumps(
-            {
-                "name": reply.name,
-                "versions": list(reply.versions),
-                "platform": reply.platform,
-                "inputs": list(map(_tensor, reply.inputs)),
-                "outputs": list(map(_tensor, reply.outputs)),
-            }
-        )
-    )
+def _encode_model_metadata(
+    described: tuple[pb.ModelMetadataResponse, Sequence[TensorSpec]], _: Any
+) -> HttpResponse:
+    reply, columns = described
+    body = {
+        "name": reply.name,
+        "versions": list(reply.versions),
+        "platform": reply.platform,
+        "inputs": list(map(_tensor, reply.inputs)),
+        "outputs": list(map(_tensor, reply.outputs)),
+    }
+    if columns:
+        body["columns"] = [{"name": column.name, "datatype": column.datatype} for column in columns]
+    return HttpResponse(dumps(body))
 
 
 def _tensor(tensor: pb.ModelMetadataResponse.TensorMetadata) -> dict[str, Any]:

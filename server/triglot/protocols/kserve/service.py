@@ -163,14 +163,21 @@ class KServe:
 
     async def model_metadata(self, request: pb.ModelMetadataRequest, call: Call) -> pb.ModelMetadataResponse:
         """Return a model's metadata. Raise `ModelNotFound`, `InvalidArgument` or `Unavailable`."""
+        return (await self.model_and_columns(request, call))[0]
+
+    async def model_and_columns(
+        self, request: pb.ModelMetadataRequest, call: Call
+    ) -> tuple[pb.ModelMetadataResponse, Sequence[TensorSpec]]:
+        """Return a model's metadata, and the columns that it knows, for which gRPC's message has no field."""
         model = self._dataplane.metadata(call.permission, request.name, request.version)
-        return pb.ModelMetadataResponse(
+        message = pb.ModelMetadataResponse(
             name=model.name,
             versions=[*model.versions, *model.version_names],
             platform=self._platforms.get(model.platform, model.platform),
             inputs=map(_tensor_metadata, model.signature.inputs),
             outputs=map(_tensor_metadata, model.signature.outputs),
         )
+        return message, model.columns
 
     def inference(self, endpoint: str) -> UnaryInference:
         """Return the runner of a route's requests; `endpoint` names the route in a decoupled model's error."""
