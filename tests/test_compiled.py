@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -105,11 +106,13 @@ def served(checkout: Path, environment: Mapping[str, str]) -> str:
     command = ["make", "-C", str(checkout), "serve", *arguments]
     # Neither an outer make's options nor a build that is under test.
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "PYTHONPATH"))}
-    with subprocess.Popen(command, env={**kept, **environment}, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, env={**kept, **environment}, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
         assert process.stderr is not None
         lines = Lines(process.stderr)
         listening = lines.wait_for(LISTENING)
-        process.terminate()
+        os.killpg(process.pid, signal.SIGTERM)
         return lines.close()[: listening.start()]
 
 

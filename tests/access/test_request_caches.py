@@ -302,8 +302,8 @@ def answers() -> object:
     """Of models that answer with the shapes of their requests; names are those of the model."""
     for number in range(ROUNDS):
         shape = long_shape(number)
-        kserve_codec._response_head("m", "1", (("y", "FP32", shape),))
-        kserve_codec._framing("m", "1", None, (("y", "FP32", shape),))
+        kserve_codec._response_head("m", "1", (("y", "FP32", shape, ()),))
+        kserve_codec._framing("m", "1", None, (("y", "FP32", shape, ()),))
         kserve_codec._response_flag("k", True)
         kserve_rest._response_head("m", "1")
         kserve_rest._output_head("y", "FP32", shape)
