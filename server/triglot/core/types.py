@@ -36,20 +36,22 @@ class TensorSpec:
     optional: bool = False
 
     def __post_init__(self) -> None:
-        if not is_unicode(self.name):
-            raise ValueError(f"the name of a tensor: expected Unicode text, got {self.name!r}")
-        if self.datatype not in DATATYPES:
-            raise ValueError(f"{self.name}: datatype {self.datatype!r} is none of {', '.join(DATATYPES)}")
-        if self.shape is None:
+        given: Any = self  # What a model's author passes may be of other types.
+        if not is_unicode(given.name):
+            raise ValueError(f"the name of a tensor: expected Unicode text, got {given.name!r}")
+        if given.datatype not in DATATYPES:
+            raise ValueError(f"{self.name}: datatype {given.datatype!r} is none of {', '.join(DATATYPES)}")
+        if given.shape is None:
             return
         try:
-            object.__setattr__(self, "shape", tuple(operator.index(dim) for dim in self.shape))
+            shape = tuple(operator.index(dim) for dim in given.shape)
         except TypeError:
             raise ValueError(
-                f"{self.name}: shape: expected a list of integers or None, got {self.shape!r}"
+                f"{self.name}: shape: expected a list of integers or None, got {given.shape!r}"
             ) from None
-        if any(dim < -1 for dim in self.shape):
-            raise ValueError(f"{self.name}: a dim of shape {list(self.shape)} is below -1")
+        if any(dim < -1 for dim in shape):
+            raise ValueError(f"{self.name}: a dim of shape {list(shape)} is below -1")
+        object.__setattr__(self, "shape", shape)
 
 
 def is_unicode(value: object) -> bool:
