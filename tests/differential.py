@@ -839,6 +839,10 @@ def main() -> None:
     elif arguments.blocks_from is not None:
         answer_all(arguments.seed, arguments.only, arguments.blocks_from)
     else:
+        for folder in (arguments.plain, arguments.folder):
+            # Else the installed package would answer, which equals itself.
+            if not folder or not Path(folder, "triglot").is_dir():
+                parser.error(f"expected a folder with the package triglot, got {folder!r}")
         compared, differences = compare(
             (arguments.plain, arguments.folder), arguments.seconds, arguments.seed, arguments.only
         )

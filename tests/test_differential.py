@@ -53,6 +53,12 @@ def test_a_crash_is_reported_with_its_input(tmp_path: Path) -> None:
     assert "exit codes: [None, -6]" in done.stdout
 
 
+def test_a_folder_without_the_package_is_an_error(tmp_path: Path) -> None:
+    done = fuzz(tmp_path, "--seconds", "1")
+    assert done.returncode == 2
+    assert f"expected a folder with the package triglot, got '{tmp_path}'" in done.stderr
+
+
 @pytest.mark.skipif(BUILD_VARIABLE not in os.environ, reason="for the compiled build")
 def test_the_compiled_build_answers_as_the_plain_one() -> None:
     done = fuzz(os.environ[BUILD_VARIABLE], "--seconds", "10")
