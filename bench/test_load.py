@@ -215,7 +215,8 @@ def test_against_options_that_are_not_known(tmp_path: Path) -> None:
     package = tmp_path / "server" / "triglot"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
-    (package / "__main__.py").write_text("print('--grpc-transport --grpc-port')")
+    (package / "config").mkdir()
+    (package / "config" / "options.py").write_text("OPTIONS = {'grpc_transport': 0, 'grpc_port': 0}")
     scenario = replace(BY_NAME["infer-c8"], lines=(H2_THREAD, BARE, Line("2 workers", TWO_WORKERS)))
     lines, _ = lines_of(scenario, Checkout(tmp_path))
     assert [line.name for line in lines] == ["h2, thread", f"h2, thread, {tmp_path}"]

@@ -13,6 +13,9 @@ from triglot.protocols.pages import ALIVE, readable
 from triglot.protocols.protocol import Context, Protocol
 from triglot.protocols.rows import Route
 
+FORMS = ("kserve", "tfserving", "grps")
+"""Protocols in which the page calls models."""
+
 
 def monitor(context: Context) -> Protocol:
     """Return the metrics' routes and the page at `/`; TensorFlow Serving alone answers 404 there."""
@@ -21,7 +24,7 @@ def monitor(context: Context) -> Protocol:
     about = About(
         config.server_name,
         # In customised HTTP a grps project parses its requests itself.
-        [name for name in served if not (name == "grps" and config.grps_customized_body)],
+        [name for name in served if name in FORMS and not (name == "grps" and config.grps_customized_body)],
         context.grpc_port,
         tls=bool(config.tls_certificate),
         loads="kserve" in served and config.model_control_mode == "explicit",
