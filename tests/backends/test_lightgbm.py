@@ -221,8 +221,8 @@ def test_positions_of_categories_by_configuration(tmp_path: Path) -> None:
     booster = of_kinds()
     codes = KINDS.assign(**{name: KINDS[name].cat.codes for name in ("city", "one", "size")}).to_numpy("f8")
     model = load(tmp_path, booster, categories="positions")
-    assert described(model.inputs) == [("x", "FP64", [-1, 4])]
-    np.testing.assert_array_equal(infer(model, x=codes), booster.predict(codes))
+    assert described(model.inputs) == [(name, "FP64", [-1]) for name in KINDS]
+    np.testing.assert_array_equal(send(model, {"x": codes}), booster.predict(codes))
     assert refusal(model, x=np.full((1, 4), 0.9)) == (
         "column 'city': expected categories as whole numbers, got 0.9"
     )
@@ -257,8 +257,9 @@ def test_classifier_answers_with_labels(tmp_path: Path, labels: Any, names: Any)
     classifier = lightgbm.LGBMClassifier(n_estimators=5, n_jobs=1, verbose=-1).fit(data, labels)
     model = load_pickled(tmp_path, classifier)
     assert model.platform == "lightgbm"
-    np.testing.assert_array_equal(infer(model, x=X), classifier.predict(data))
-    np.testing.assert_array_equal(infer(model, "predict_proba", x=X), classifier.predict_proba(data))
+    inputs = {"x": X} if names is None else dict(zip(names, X.T, strict=True))
+    np.testing.assert_array_equal(infer(model, **inputs), classifier.predict(data))
+    np.testing.assert_array_equal(infer(model, "predict_proba", **inputs), classifier.predict_proba(data))
     assert model.labels["predict_proba"] == [str(label).encode() for label in classifier.classes_]
     raw = send(model, {"x": X}, {"raw_score": True}, "predict_proba")
     np.testing.assert_array_equal(raw, classifier.predict_proba(data, raw_score=True))

@@ -202,6 +202,48 @@ def test_another_signature(served: Served) -> None:
     assert status == 200
 
 
+ROW = [30.0, 2.0, 1.0]
+BY_NAME = dict(zip(["a b", "c", "d"], ROW, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/models/named-numbers:predict", {"instances": [ROW]}),
+        ("/v1/models/named-numbers:predict", {"instances": [BY_NAME]}),
+        ("/v1/models/named-numbers:predict", {"inputs": [ROW]}),
+        ("/v1/models/named-numbers:predict", {"inputs": {"x": [ROW]}}),
+        ("/v1/models/named-numbers:predict", {"inputs": {name: [value] for name, value in BY_NAME.items()}}),
+        ("/grps/v1/infer/predict", {"model": "named-numbers-1", "ndarray": [ROW]}),
+        (
+            "/grps/v1/infer/predict",
+            {
+                "model": "named-numbers-1",
+                "gtensors": {"tensors": [{"dtype": "DT_FLOAT64", "shape": [1, 3], "flat_float64": ROW}]},
+            },
+        ),
+        (
+            "/grps/v1/infer/predict",
+            {
+                "model": "named-numbers-1",
+                "gtensors": {
+                    "tensors": [
+                        {"name": name, "dtype": "DT_FLOAT64", "shape": [1], "flat_float64": [value]}
+                        for name, value in BY_NAME.items()
+                    ]
+                },
+            },
+        ),
+    ],
+)
+def test_named_columns_and_their_matrix_by_every_protocol(served: Served, path: str, body: Any) -> None:
+    status, answer = served.rest.post(path, body, {"Content-Type": "application/json"})
+    assert status == 200, answer
+    (wanted,) = expected("named-numbers", [ROW]).tolist()
+    values = answer.get("predictions") or answer.get("outputs")
+    assert values == [wanted] if values else answer["gtensors"]["tensors"][0]["flat_int64"] == [str(wanted)]
+
+
 REFUSED: dict[str, tuple[str, Any, str]] = {
     "a missing name": ("names", [{"age": 20, "job": "b"}], "missing input 'city'"),
     "a short list": ("names", [[20, "b"]], "2 features"),

@@ -164,6 +164,27 @@ def test_a_signature_by_its_name(served: Served) -> None:
     np.testing.assert_array_equal(np.reshape(output["data"], (5, 2)), served.trained["labels"].predict_proba(ROWS))
 
 
+def test_a_signature_by_its_output(served: Served) -> None:
+    tensor = {"name": "x", "datatype": "FP64", "shape": [5, 3], "data": ROWS.ravel().tolist()}
+    wanted = served.trained["labels"].predict_proba(ROWS)
+    path = "/v2/models/labels/infer"
+    status, answer = served.rest.post(path, {"inputs": [tensor], "outputs": [{"name": "predict_proba"}]})
+    (output,) = answer["outputs"]
+    assert (status, output["name"], output["shape"]) == (200, "predict_proba", [5, 2])
+    np.testing.assert_array_equal(np.reshape(output["data"], (5, 2)), wanted)
+    request = pb.ModelInferRequest(model_name="labels", raw_input_contents=[ROWS.tobytes()])
+    request.inputs.add(name="x", datatype="FP64", shape=ROWS.shape)
+    request.outputs.add(name="predict_proba")
+    reply = rpc(served.channel, "ModelInfer", pb.ModelInferResponse)(request, timeout=SECONDS)
+    np.testing.assert_array_equal(np.frombuffer(reply.raw_output_contents[0]).reshape(5, 2), wanted)
+    for names in (["score"], ["predict", "predict_proba"]):
+        outputs = [{"name": name} for name in names]
+        status, answer = served.rest.post(path, {"inputs": [tensor], "outputs": outputs})
+        assert status == 400
+        text = f"unexpected inference output '{names[-1]}' for model 'labels'; the outputs of its signatures: "
+        assert f"{text}serving_default: predict; predict_proba: predict_proba" in answer["error"]
+
+
 def test_values_that_are_refused(served: Served) -> None:
     status, answer = served.rest.post(
         "/v2/models/labels/infer",

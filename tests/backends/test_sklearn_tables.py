@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from direct_calls import described, infer
+from direct_calls import described, infer, send
 
 from process import SECONDS, clean_environment
 
@@ -93,7 +93,7 @@ def test_numbers_and_texts_without_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("names", [["a", "b", "c"], ["größe", "", "1"]])
-def test_a_data_frame_of_numbers_is_one_tensor(tmp_path: Path, names: list[str]) -> None:
+def test_columns_of_numbers_keep_their_names(tmp_path: Path, names: list[str]) -> None:
     """The estimator is given the names again: it would warn, and warnings are errors here."""
     frame = pd.DataFrame(X, columns=names)
     for estimator in (
@@ -102,16 +102,19 @@ def test_a_data_frame_of_numbers_is_one_tensor(tmp_path: Path, names: list[str])
     ):
         estimator.fit(frame, LABELS)
         model = load(tmp_path, estimator)
-        assert described(model.inputs) == [("x", "FP64", [-1, 3])]
-        np.testing.assert_array_equal(infer(model, x=X), estimator.predict(frame))
+        used = names if isinstance(estimator, LogisticRegression) else names[:2]
+        assert described(model.inputs) == [(name, "FP64", [-1]) for name in used]
+        columns = {name: frame[name].to_numpy() for name in used}
+        np.testing.assert_array_equal(infer(model, **columns), estimator.predict(frame))
+        np.testing.assert_array_equal(send(model, {"x": X}), estimator.predict(frame))
 
 
-def test_a_data_frame_of_texts_is_one_tensor(tmp_path: Path) -> None:
+def test_columns_of_text_keep_their_names(tmp_path: Path) -> None:
     frame = FRAME[["city", "note"]]
     estimator = make_pipeline(OneHotEncoder(), LogisticRegression()).fit(frame, LABELS)
     model = load(tmp_path, estimator)
-    assert described(model.inputs) == [("x", "BYTES", [-1, 2])]
-    np.testing.assert_array_equal(infer(model, x=frame.to_numpy()), estimator.predict(frame))
+    assert described(model.inputs) == [("city", "BYTES", [-1]), ("note", "BYTES", [-1])]
+    np.testing.assert_array_equal(send(model, {"x": frame.to_numpy()}), estimator.predict(frame))
 
 
 WITHOUT = """

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from direct_calls import described, infer
+from direct_calls import described, infer, send
 
 import triglot
 from triglot import backends
 from triglot.core.errors import InvalidArgument, ModelLoadError
+from triglot.model.config import ModelConfig
 
 xgboost = pytest.importorskip("xgboost", reason="the ml environment has it")
 
@@ -103,7 +104,9 @@ def test_a_booster_that_knows_the_names_of_its_features(tmp_path: Path, types: A
     booster = trained(feature_names=names, feature_types=types)
     model = backends.load("xgboost", saved(tmp_path, booster))
     expected = booster.predict(xgboost.DMatrix(X, feature_names=names, feature_types=types))
-    np.testing.assert_array_equal(infer(model, x=X), expected)
+    assert described(model.inputs) == [(name, "FP32", [-1]) for name in names]
+    np.testing.assert_array_equal(infer(model, **dict(zip(names, X.T, strict=True))), expected)
+    np.testing.assert_array_equal(model.infer({"x": X})["predict"], expected)
 
 
 def test_a_booster_that_was_stopped_early(tmp_path: Path) -> None:
@@ -209,6 +212,34 @@ def test_a_classifier_answers_with_labels(tmp_path: Path) -> None:
     np.testing.assert_array_equal(infer(model, "predict_proba", x=X), classifier.predict_proba(X))
 
 
+@pytest.mark.parametrize("name", ["model.bst", "model.json", "model.ubj"])
+def test_a_file_that_a_classifier_saved_answers_as_the_classifier(tmp_path: Path, name: str) -> None:
+    classifier = xgboost.XGBClassifier(n_estimators=4, n_jobs=1).fit(X, LABELS)
+    classifier.save_model(tmp_path / f"saved{Path(name).suffix.replace('bst', 'json')}")
+    (file,) = tmp_path.iterdir()
+    model = backends.load("xgboost", file.rename(tmp_path / name))
+    assert model.platform == "xgboost"
+    assert described(model.inputs) == [("x", "FP32", [-1, 3])]
+    np.testing.assert_array_equal(infer(model, x=X), classifier.predict(X))
+    np.testing.assert_array_equal(infer(model, "predict_proba", x=X), classifier.predict_proba(X))
+
+
+def test_a_classifiers_booster_on_request(tmp_path: Path) -> None:
+    classifier = xgboost.XGBClassifier(n_estimators=4, n_jobs=1).fit(X, LABELS)
+    file = saved(tmp_path, classifier)
+    model = backends.load("xgboost", file, ModelConfig(parameters={"as_booster": "true"}))
+    np.testing.assert_array_equal(infer(model, x=X), classifier.predict_proba(X))
+    with pytest.raises(ModelLoadError, match="parameters: as_booster: expected true or false, got 'yes'"):
+        backends.load("xgboost", file, ModelConfig(parameters={"as_booster": "yes"}))
+
+
+def test_a_file_that_a_regressor_saved_uses_its_best_trees(tmp_path: Path) -> None:
+    regressor = xgboost.XGBRegressor(n_estimators=20, n_jobs=1, early_stopping_rounds=3)
+    regressor.fit(X, LABELS, eval_set=[(X, -LABELS)], verbose=False)
+    model = backends.load("xgboost", saved(tmp_path, regressor))
+    np.testing.assert_array_equal(infer(model, x=X), regressor.predict(X))
+
+
 def test_a_regressor_that_was_stopped_early(tmp_path: Path) -> None:
     regressor = xgboost.XGBRegressor(n_estimators=20, n_jobs=1, early_stopping_rounds=3)
     regressor.fit(X, LABELS, eval_set=[(X, -LABELS)], verbose=False)
@@ -222,7 +253,11 @@ def test_a_regressor_that_was_stopped_early(tmp_path: Path) -> None:
 def test_an_estimator_that_was_fitted_on_a_data_frame(tmp_path: Path, booster: str) -> None:
     frame = pd.DataFrame(X, columns=["a", "größe", "c"])
     regressor = xgboost.XGBRegressor(n_estimators=4, n_jobs=1, booster=booster).fit(frame, LABELS)
-    np.testing.assert_array_equal(infer(load_pickled(tmp_path, regressor), x=X), regressor.predict(frame))
+    model = load_pickled(tmp_path, regressor)
+    assert described(model.inputs) == [(name, "FP32", [-1]) for name in frame]
+    columns = {name: frame[name].to_numpy() for name in frame}
+    np.testing.assert_array_equal(infer(model, **columns), regressor.predict(frame))
+    np.testing.assert_array_equal(send(model, {"x": X}), regressor.predict(frame))
 
 
 def test_categories_are_given_as_their_numbers(tmp_path: Path) -> None:
@@ -230,9 +265,10 @@ def test_categories_are_given_as_their_numbers(tmp_path: Path) -> None:
     codes = np.column_stack([frame["a"].cat.codes, frame["b"]]).astype("f4")
     classifier = xgboost.XGBClassifier(n_estimators=4, n_jobs=1, enable_categorical=True)
     classifier.fit(frame, frame["a"].cat.codes)
-    np.testing.assert_array_equal(infer(load_pickled(tmp_path, classifier), x=codes), classifier.predict(frame))
+    answer = send(load_pickled(tmp_path, classifier), {"x": codes})
+    np.testing.assert_array_equal(answer, classifier.predict(frame))
     booster = classifier.get_booster()
-    answer = infer(backends.load("xgboost", saved(tmp_path, booster)), x=codes)
+    answer = send(backends.load("xgboost", saved(tmp_path, booster)), {"x": codes})
     np.testing.assert_array_equal(answer, classifier.predict_proba(frame))
 
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from process import SECONDS
+
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -27,9 +31,10 @@ class Rest:
         tensor = {"name": "x", "datatype": "INT32", "shape": [1], "data": [value]}
         return self.post(f"/v2/models/{model}/infer", {"inputs": [tensor]})
 
-    def post(self, path: str, body: object) -> tuple[int, Any]:
-        """Send a POST request with a JSON body; returns status and decoded JSON, None for an empty response."""
-        return self._call(urllib.request.Request(self._url(path), json.dumps(body).encode()))
+    def post(self, path: str, body: object, headers: Mapping[str, str] = NO_HEADERS) -> tuple[int, Any]:
+        """Send a POST request with a JSON body, or one of bytes; returns status and decoded JSON, None without."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return self._call(urllib.request.Request(self._url(path), data, dict(headers)))
 
     def _url(self, path: str) -> str:
         return f"http://{self.host}:{self.port}{path}"

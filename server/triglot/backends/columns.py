@@ -38,7 +38,8 @@ class Columns:
     A request sends one matrix of any name, the columns by their names in any order, or `instances`: the JSON of
     each row, a list of values or an object. Numbers of any type become `datatype`, see `exact`. `special` has the
     columns with other values, by position, and `spell` returns a name as the model spells it. `specs` are the
-    inputs to declare, `by_name` one for each column.
+    inputs to declare: the `columns`, if the author `named` them or they are of several kinds, or else the matrix.
+    `unnamed` is the matrix, if it has one datatype.
     """
 
     def __init__(
@@ -47,6 +48,8 @@ class Columns:
         datatype: str,
         special: Mapping[int, Values] | None = None,
         spell: Callable[[str], str] = str,
+        *,
+        named: bool,
     ) -> None:
         self._names = list(names)
         self._places = {name: at for at, name in enumerate(names)}
@@ -57,9 +60,10 @@ class Columns:
         datatypes = [
             self._special[at].datatype if at in self._special else datatype for at in range(len(self._names))
         ]
-        self.by_name = [TensorSpec(name, kind, [-1]) for name, kind in zip(names, datatypes, strict=True)]
-        is_matrix = len(set(datatypes)) == 1
-        self.specs = [TensorSpec(INPUT, datatypes[0], [-1, len(names)])] if is_matrix else self.by_name
+        by_name = [TensorSpec(name, kind, [-1]) for name, kind in zip(names, datatypes, strict=True)]
+        self.columns = by_name if named else []
+        self.unnamed = None if len(set(datatypes)) > 1 else TensorSpec(INPUT, datatypes[0], [-1, len(names)])
+        self.specs = by_name if named or self.unnamed is None else [self.unnamed]
 
     def matrix(self, inputs: Inputs) -> Array:
         """Return the matrix [rows, columns] of a call's inputs. Raise `InvalidArgument`."""

@@ -58,10 +58,10 @@ class Layout:
     `row` has an example value of each feature, and `names` their names. `frame` makes a DataFrame; None: the table
     is an array. `number` is the datatype of numbers, `missing` what stands for a null.
 
-    All features of one kind are one tensor `x`, others have one tensor each. Whichever is declared, a call may
-    send the matrix `x`, the columns by name, or `instances`: the JSON of each row, a list of values or an object.
-    If all are numbers, those of other types become `number`, see `exact`. `columns` are the ones that it uses, if
-    their names are known.
+    Features of one kind without names are one tensor `x`, others have one tensor each. Whichever is declared, a
+    call may send the matrix `x`, the columns by name, or `instances`: the JSON of each row, a list of values or an
+    object. If all are numbers, those of other types become `number`, see `exact`. `columns` are the ones that it
+    uses, if their names are known, and `unnamed` is the matrix, if all are of one kind.
     """
 
     def __init__(
@@ -83,11 +83,14 @@ class Layout:
         self._dtype: np.dtype[Any] | None = None
         plain = not any(map(_is_special, self._used.values()))
         kinds = set(datatypes.values())
+        if kinds == {number} and plain and missing is not None:
+            self._dtype = DATATYPES[number].dtype
+        self.unnamed: TensorSpec | None = None
         if plain and len(kinds) == 1 and (len(self._used) == len(row) or kinds == {number}):
-            (datatype,) = kinds
-            if datatype == number and missing is not None:
-                self._dtype = DATATYPES[number].dtype
-            self.specs = [TensorSpec(INPUT, datatype, [-1, len(row)])]
+            self.unnamed = TensorSpec(INPUT, next(iter(kinds)), [-1, len(row)])
+        if names is None and self.unnamed is not None:
+            datatype = self.unnamed.datatype
+            self.specs = [self.unnamed]
             values = [0.0 if value is UNUSED else value for value in row]
             self.example = {INPUT: _tensor(values, datatype)[np.newaxis]}
         else:
@@ -169,6 +172,7 @@ class RowLayout:
         self._frame = frame
         self._names = names
         self.columns: list[TensorSpec] = []
+        self.unnamed: TensorSpec | None = None
         if not datatype:
             self.specs = [TensorSpec(INSTANCES, "BYTES", [-1])]
             self.example = {INSTANCES: object_array([json.dumps(example).encode()], (1,))}

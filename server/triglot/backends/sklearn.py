@@ -136,9 +136,9 @@ def other_release(file: Path) -> str | None:
 class EstimatorModel(Model):
     """An estimator. Each of `METHODS` that it has is a signature; the first one is the default.
 
-    - If all features are numbers, or all are text, there is one input `x` of shape [-1, n].
-    - Mixed features have an input of shape [-1] each, named after the column of the DataFrame that the estimator
-      was fitted on, or else x0, x1 and so on.
+    - If it was fitted on a DataFrame, its columns are the inputs, of shape [-1] each.
+    - Otherwise, if all features are numbers, or all are text, there is one input `x` of shape [-1, n], and mixed
+      features are the inputs x0, x1 and so on.
     - If the first step takes whole texts, there is an input `x` of shape [-1].
 
     The output is named after the method. Request parameters that are arguments of the method are passed on.
@@ -164,6 +164,7 @@ class EstimatorModel(Model):
         self._dtypes = {spec.name: DATATYPES[spec.datatype].dtype for specs in outputs.values() for spec in specs}
         self.inputs = layout.specs
         self.columns = layout.columns
+        self.unnamed = layout.unnamed
         self.outputs = outputs.pop(self._default)
         self.signatures = {name: Signature(layout.specs, specs) for name, specs in outputs.items()}
         if any(map(_has_counts, parts(estimator))):

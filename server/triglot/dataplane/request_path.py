@@ -29,7 +29,7 @@ from triglot.core.types import Answer, InferenceRequest, InferenceResponse
 from triglot.dataplane.coroutines import store_copy, submit_prepared
 from triglot.executors.work import Receiver, Work
 from triglot.model.config import Recording
-from triglot.model.signature import Signature
+from triglot.model.signature import Signature, signature_with
 from triglot.model.validation import (
     InvalidRequest,
     bind_inputs,
@@ -51,7 +51,9 @@ log = logging.getLogger(__name__)
 
 
 def admit(servable: LoadedVersion, request: InferenceRequest, call: Call) -> Signature:
-    """Return the signature that the request names, and sets the call's fields that the model may read.
+    """Return the signature of the request, and set the call's fields that the model may read.
+
+    It is the one that it names, or else the default one, or the only one that has the outputs that it requests.
 
     Raise `InvalidRequest` for a signature or requested outputs that do not exist.
     """
@@ -63,7 +65,10 @@ def admit(servable: LoadedVersion, request: InferenceRequest, call: Call) -> Sig
             f"model '{servable.name}' has no signature '{name}', only {has}{servable.why_unservable(name)}"
         )
     if request.outputs or signature.unservable_outputs:
-        check_requested_outputs(signature, request)
+        if request.outputs and not request.signature_name and len(servable.signatures) > 1:
+            name = signature_with(servable.signatures, name, request.outputs)
+            signature = servable.signatures[name]
+        check_requested_outputs(signature, request, servable.signatures)
         call.requested_outputs = request.outputs
     call.request_id = request.id
     call.parameters = request.parameters

@@ -132,6 +132,8 @@ def _declared(key: str, tensor: TensorConfig, config: ModelConfig) -> TensorSpec
 
 def _narrow(model: Model, config: ModelConfig) -> None:
     """Set the configured shapes in the default signature; other signatures stay unchanged."""
+    if model.unnamed is not None and [tensor.name for tensor in config.inputs] == [model.unnamed.name]:
+        model.inputs = [model.unnamed]
     signatures = signatures_of(model)
     name = default_of(signatures)
     if config.max_batch_size:

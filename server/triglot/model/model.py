@@ -78,6 +78,8 @@ class Model:
     columns: Sequence[TensorSpec] = ()
     """The columns of the table that it takes, where it knows their names: they are inputs, too, whatever else is
     declared."""
+    unnamed: TensorSpec | None = None
+    """What a tensor without a name is, where the inputs are columns: the matrix of all."""
     signature_defs: Mapping[str, bytes] = {}
     """Serialized `tensorflow.SignatureDef`s of the model file, returned in TensorFlow Serving's metadata."""
     speaks_json: bool = False
@@ -238,6 +240,7 @@ def signatures_of(model: Model) -> dict[str, Signature]:
                 signature,
                 max_batch_size=model.max_batch_size,
                 any_inputs=model.any_inputs,
+                unnamed=model.unnamed,
             ),
             model.sequence_batching,
         )

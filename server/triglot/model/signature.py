@@ -79,6 +79,7 @@ class Signature:
         unservable_outputs: Why other outputs cannot be returned, by name.
         any_inputs: Whether inputs that are not as declared are passed on as they are sent, see
             `Model.any_inputs`.
+        unnamed: As the model's.
         may_lack: Inputs that a request may omit: those with defaults, and the optional ones, which then are
             absent.
 
@@ -94,6 +95,7 @@ class Signature:
     any_tensors: bool = False
     unservable_outputs: Mapping[str, str] = field(default_factory=dict)
     any_inputs: bool = False
+    unnamed: TensorSpec | None = None
     input_rules: Mapping[str, TensorRule] = field(init=False, repr=False, compare=False)
     output_rules: Mapping[str, TensorRule] = field(init=False, repr=False, compare=False)
     takes_bytes: bool = field(init=False, repr=False, compare=False)
@@ -160,6 +162,12 @@ def _checked_default(name: str, value: Any, rule: TensorRule | None) -> Array:
 def default_of(signatures: Mapping[str, Signature]) -> str:
     """Return the name of the signature to use when none is named: `DEFAULT_SIGNATURE`, or else the first."""
     return DEFAULT_SIGNATURE if DEFAULT_SIGNATURE in signatures else next(iter(signatures))
+
+
+def signature_with(signatures: Mapping[str, Signature], default: str, outputs: Sequence[str]) -> str:
+    """Return the name of the only signature that has all `outputs`, or `default` if none has or several have."""
+    having = [name for name, signature in signatures.items() if signature.output_rules.keys() >= set(outputs)]
+    return having[0] if len(having) == 1 else default
 
 
 @dataclass(frozen=True, slots=True)

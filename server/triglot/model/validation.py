@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from math import prod
-from typing import Any, NoReturn
+from types import MappingProxyType
+from typing import Any, Final, NoReturn
 
 import numpy as np
 
@@ -29,6 +31,9 @@ from triglot.core.types import Answer, InferenceRequest, InputTensor, OutputTens
 from triglot.model.signature import Signature, TensorRule, shape_text
 
 log = logging.getLogger(__name__)
+MAX_LISTED: Final = 20
+"""Limit on the signatures that an error lists."""
+NO_SIGNATURES: Final[Mapping[str, Signature]] = MappingProxyType({})
 
 
 @mypyc_attr(native_class=False)
@@ -261,10 +266,13 @@ def _byte_size_error(tensor: InputTensor, expected: int, got: int, model: str) -
     )
 
 
-def check_requested_outputs(signature: Signature, request: InferenceRequest) -> None:
+def check_requested_outputs(
+    signature: Signature, request: InferenceRequest, signatures: Mapping[str, Signature] = NO_SIGNATURES
+) -> None:
     """Raise `InvalidRequest` when an output is requested twice, unknown, or cannot be returned.
 
-    No names ask for all outputs that can be, of which there must be one if there are others.
+    No names ask for all outputs that can be, of which there must be one if there are others. `signatures` are all
+    that the model has; the error says which has which outputs.
     """
     if signature.any_tensors:
         return
@@ -275,9 +283,16 @@ def check_requested_outputs(signature: Signature, request: InferenceRequest) -> 
             raise InvalidRequest(f"output '{name}' already exists in request")
         if name not in signature.output_rules:
             reason = signature.unservable_outputs.get(name)
-            why = "" if reason is None else f", which cannot return it: {reason}"
+            why = _where_outputs_are(signatures) if reason is None else f", which cannot return it: {reason}"
             raise InvalidRequest(f"unexpected inference output '{name}' for model '{request.model_name}'{why}")
         seen.add(name)
+
+
+def _where_outputs_are(signatures: Mapping[str, Signature]) -> str:
+    if len(signatures) < 2:
+        return ""
+    outputs = (f"{name}: {', '.join(each.output_rules)}" for name, each in islice(signatures.items(), MAX_LISTED))
+    return f"; the outputs of its signatures: {'; '.join(outputs)}"
 
 
 def bind_outputs(

@@ -61,14 +61,16 @@ class CatboostModel(Model):
         names = found.feature_names_
         special: dict[int, Values] = {at: Categories() for at in self._categories}
         special |= {at: Texts() for at in self._texts}
-        self._columns = Columns(names, "FP32", special)
+        self._columns = Columns(names, "FP32", special, named=names != [str(at) for at in range(len(names))])
         self._trees = max(1, found.tree_count_)
         self._classes: Array | None = None
         if catboost.core.is_classification_objective(loss_of(found)):
             self._classes = np.asarray(found.classes_)
-        self.inputs = self._columns.specs
-        if names != [str(at) for at in range(len(names))]:
-            self.columns = self._columns.by_name
+        self.inputs, self.columns, self.unnamed = (
+            self._columns.specs,
+            self._columns.columns,
+            self._columns.unnamed,
+        )
         row = np.zeros((1, len(names)), object if special else np.float32)
         if special:
             row[:, list(special)] = ""

@@ -68,9 +68,11 @@ class LightgbmModel(Model):
             if name.startswith("pred_early_stop")
         }
         self._columns = _columns(file, booster, config)
-        self.inputs = self._columns.specs
-        if booster.feature_name() != [f"Column_{at}" for at in range(booster.num_feature())]:
-            self.columns = self._columns.by_name
+        self.inputs, self.columns, self.unnamed = (
+            self._columns.specs,
+            self._columns.columns,
+            self._columns.unnamed,
+        )
         row = np.full((1, booster.num_feature()), np.nan)
         shape = self._predict(row, {}).shape[1:]
         of_classes = objective in ("binary", "multiclass", "multiclassova")
@@ -156,7 +158,9 @@ def _columns(file: Path, booster: Any, config: ModelConfig) -> Columns:
                 "positions in the lists"
             )
         special |= {at: Categories(values) for at, values in categories.items()}
-    return Columns(booster.feature_name(), "FP64", special, lambda name: name.replace(" ", "_"))
+    names = booster.feature_name()
+    named = names != [f"Column_{at}" for at in range(len(names))]
+    return Columns(names, "FP64", special, lambda name: name.replace(" ", "_"), named=named)
 
 
 class Positions(Values):

@@ -53,7 +53,9 @@ def _release(version: str) -> tuple[int, ...]:
 
 
 class BoosterModel(Model):
-    """A booster: input `x` FP32 [-1, n], output `predict` FP32, whose shape and meaning depend on its objective.
+    """A booster: input `x` FP32 [-1, n], or its features by their names; output `predict` FP32.
+
+    The output's shape and meaning depend on the objective.
 
     NaN is a missing value, 0 is a zero (tfs 7.2). All trees are used, whereas classes of `xgboost.sklearn` that
     were stopped early use their best ones.
@@ -65,10 +67,12 @@ class BoosterModel(Model):
     def __init__(self, booster: xgboost.Booster) -> None:
         self._booster = booster
         names = booster.feature_names or [f"{INPUT}{at}" for at in range(booster.num_features())]
-        self._columns = Columns(names, "FP32")
-        self.inputs = self._columns.specs
-        if booster.feature_names:
-            self.columns = self._columns.by_name
+        self._columns = Columns(names, "FP32", named=bool(booster.feature_names))
+        self.inputs, self.columns, self.unnamed = (
+            self._columns.specs,
+            self._columns.columns,
+            self._columns.unnamed,
+        )
         row = np.full((1, booster.num_features()), np.nan, np.float32)
         self.outputs = [TensorSpec("predict", "FP32", [-1, *self._predict(row).shape[1:]])]
 

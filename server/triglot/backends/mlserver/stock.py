@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
-from triglot import backends, parts
+from triglot import backends
 from triglot.backends.columns import INPUT, exact
 from triglot.backends.mlserver.content_types import PANDAS, Inputs, content_type_of, decoded, encoded
 from triglot.backends.mlserver.settings import DEFAULTS, Settings
 from triglot.core.call import Call
-from triglot.core.errors import InvalidArgument, MissingDependency, ModelLoadError
+from triglot.core.errors import InvalidArgument, ModelLoadError
 from triglot.core.tensor import Array
 from triglot.core.types import Answer, TensorSpec
 from triglot.model.config import ModelConfig
@@ -33,34 +30,11 @@ class Runtime:
 
     backend: str
     files: Sequence[str]
-    load: Callable[[str, Path, ModelConfig], Model] = backends.load
-
-
-def _load_xgboost(backend: str, file: Path, config: ModelConfig) -> Model:
-    """Return a model with the labels of a classifier that scikit-learn's interface of XGBoost saved.
-
-    Boosters do not have them. MLServer takes a classifier for a regressor where XGBoost lets it.
-    """
-    model = backends.load(backend, file, config)
-    xgboost = importlib.import_module("xgboost")
-    booster = xgboost.Booster(model_file=str(file))
-    saved = json.loads(booster.attr("scikit_learn") or "{}")
-    kind = {"classifier": "XGBClassifier", "regressor": "XGBRegressor"}.get(saved.get("_estimator_type", ""))
-    if kind is None:
-        return model
-    try:
-        sklearn = parts.load_module("backend", "sklearn")
-    except parts.MissingPart as error:
-        raise MissingDependency(f"{file}: {error}") from error
-    estimator = getattr(xgboost, kind)()
-    estimator.load_model(str(file))
-    estimators: Model = sklearn.xgboost_model(file, estimator)
-    return estimators
 
 
 RUNTIMES: Mapping[str, Runtime] = {
     "mlserver_sklearn.SKLearnModel": Runtime("sklearn", ("model.joblib", "model.pickle", "model.pkl")),
-    "mlserver_xgboost.XGBoostModel": Runtime("xgboost", ("model.bst", "model.json", "model.ubj"), _load_xgboost),
+    "mlserver_xgboost.XGBoostModel": Runtime("xgboost", ("model.bst", "model.json", "model.ubj")),
     "mlserver_lightgbm.LightGBMModel": Runtime("lightgbm", ("model.bst", "model.txt")),
     "mlserver_catboost.CatboostModel": Runtime("catboost", ("model.cbm", "model.bin")),
     "mlserver_mlflow.MLflowRuntime": Runtime(MLFLOW, ("MLmodel",)),
@@ -84,7 +58,7 @@ def load(runtime: Runtime, settings: Settings, config: ModelConfig) -> Model:
             )
         file = found[0]
     others = {name: value for name, value in config.parameters.items() if name != DEFAULTS}
-    model = runtime.load(runtime.backend, file, replace(config, parameters=others))
+    model = backends.load(runtime.backend, file, replace(config, parameters=others))
     if runtime.backend == MLFLOW:  # It has inputs, outputs and parameters of its own.
         return model
     # The class has the platform of the model's own.

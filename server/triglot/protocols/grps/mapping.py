@@ -76,6 +76,8 @@ class _Binding:
     def only(self, data: Data) -> TensorSpec:
         """Return the only required input. Raise `InvalidRequest` if there is not exactly one."""
         inputs = self._signature.inputs
+        if self._signature.unnamed is not None:
+            inputs = [self._signature.unnamed]
         needed = [spec for spec in inputs if len(inputs) == 1 or spec.name not in self._signature.may_lack]
         if len(needed) != 1 or (isinstance(data, str | bytes) and needed[0].datatype != "BYTES"):
             raise self.mismatch(data)
@@ -94,6 +96,8 @@ class _Binding:
     def tensors(self, tensors: list[GrpsTensor]) -> list[InputTensor]:
         """Return tensors as inputs by name, or in the order of the inputs."""
         specs = self._signature.inputs
+        if self._signature.unnamed is not None and len(tensors) == 1:
+            specs = [self._signature.unnamed]
         if _are_named(tensors):
             rules = self._signature.input_rules
             return [

@@ -360,19 +360,27 @@ def _read(members: dict[str, Any], signature_of: Callable[[str], Signature], col
             raise InvalidArgument(f"Missing 'instances' key{got}")
         if "inputs" not in members:
             raise InvalidArgument("Missing 'inputs' or 'instances' key")
-        return PredictBody(name, False, _read_inputs(members["inputs"], specs))
+        return PredictBody(name, False, _read_inputs(members["inputs"], specs, signature.unnamed))
     if "inputs" in members:
         raise body_error(
             members, "Not formatted correctly expecting only one of 'inputs' or 'instances' keys to exist "
         )
     instances = members["instances"]
     if isinstance(instances, LargeArray):
-        return PredictBody(name, True, [dense_tensor(instances, _bare(specs, ROW_OF_BARE))])
+        return PredictBody(name, True, [dense_tensor(instances, signature.unnamed or _bare(specs, ROW_OF_BARE))])
     if not isinstance(instances, list):
         raise body_error(members, "Expecting 'instances' to be an list/array")
     if not instances:
         raise body_error(members, "No values in 'instances' array")
-    return PredictBody(name, True, _read_instances(instances, specs), is_plain_object(instances[0]))
+    inputs = _read_instances(instances, specs, signature.unnamed)
+    if signature.any_inputs and any(map(_is_table, inputs, specs)):
+        raise InvalidArgument("expected one value for each column of an instance, got several")
+    return PredictBody(name, True, inputs, is_plain_object(instances[0]))
+
+
+def _is_table(tensor: InputTensor, spec: TensorSpec) -> bool:
+    """Whether a column of scalars has more than one value in each row: KServe V1 takes each row for a table."""
+    return spec.shape == (-1,) and tensor.name == spec.name and tensor.shape[1:] not in ((), (1,))
 
 
 def _guessed_specs(members: dict[str, Any], known: Sequence[TensorSpec]) -> list[TensorSpec]:
@@ -403,10 +411,10 @@ def _datatype_of(value: Any) -> str:
     return "FP32" if value is None or isinstance(value, int | float | LargeArray) else "BYTES"
 
 
-def _read_inputs(value: Any, specs: Sequence[TensorSpec]) -> list[InputTensor]:
+def _read_inputs(value: Any, specs: Sequence[TensorSpec], unnamed: TensorSpec | None) -> list[InputTensor]:
     """Read the columnar form: a tensor, or an object with one for each input."""
     if not is_plain_object(value):
-        return [_read_column(value, _bare(specs, COLUMN_OF_BARE))]
+        return [_read_column(value, unnamed or _bare(specs, COLUMN_OF_BARE))]
     return [_read_member(value, spec) for spec in _expected(value, specs)]
 
 
@@ -437,11 +445,13 @@ def _read_column(value: Any, spec: TensorSpec) -> InputTensor:
         raise
 
 
-def _read_instances(instances: list[Any], specs: Sequence[TensorSpec]) -> list[InputTensor]:
+def _read_instances(
+    instances: list[Any], specs: Sequence[TensorSpec], unnamed: TensorSpec | None
+) -> list[InputTensor]:
     """Read the row form: the instances' tensors, stacked; an optional input is in all instances, or none."""
     first = instances[0]
     if not is_plain_object(first):
-        specs = [_bare(specs, ROW_OF_BARE)]
+        specs = [unnamed or _bare(specs, ROW_OF_BARE)]
         columns = [instances]
         fits = not any(map(is_plain_object, instances))
     else:
