@@ -52,7 +52,15 @@ async def test_it_lists_models_operations_and_schemas(url: str) -> None:
         page = await opened(visitor, url)
         headings = await page.locator("h2").all_inner_texts()
         assert headings == [
-            *("Models", "KServe V2", "TensorFlow Serving", "AI Platform and Vertex AI", "grps", "Monitor"),
+            *(
+                "Models",
+                "KServe V2",
+                "TensorFlow Serving",
+                "AI Platform and Vertex AI",
+                "grps",
+                "MLflow",
+                "Monitor",
+            ),
             "Schemas",
         ]
         model = page.locator(".models li").filter(has_text="half_plus_two")

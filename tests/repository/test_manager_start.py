@@ -215,7 +215,7 @@ async def test_a_model_whose_policy_wants_nothing_cannot_be_loaded_by_request(
         assert manager.registry.version("m", "1").reason == ""
     (warning,) = logged(caplog, "WARNING")
     assert warning.startswith(
-        f"{tmp_path / 'm' / '2'} is skipped: it contains no model, expected {{predictor.toml, "
+        f"{tmp_path / 'm' / '2'} is skipped: it contains no model, expected {{MLmodel, predictor.toml, "
     )
 
 

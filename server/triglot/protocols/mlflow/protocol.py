@@ -14,7 +14,7 @@ from triglot.core.operation import Operation, Permission
 from triglot.core.types import InferenceRequest, InferenceResponse
 from triglot.dataplane.dataplane import DataPlane
 from triglot.model.signature import INSTANCES
-from triglot.protocols.api_operation import STRING, ApiOperation, json_body, record, ref
+from triglot.protocols.api_operation import STRING, TEXT, ApiOperation, json_body, record, ref
 from triglot.protocols.json.dialect import SIZE_OPTION, JsonLimits
 from triglot.protocols.mlflow.forms import (
     INPUTS,
@@ -34,6 +34,7 @@ from triglot.scheduling.servable import Servable
 VERSION = b"3.17.2"
 """The release of MLflow whose server answers in the same way."""
 JSON_TYPE, CSV_TYPE = "application/json", "text/csv"
+PLAIN_TYPE = "text/plain; charset=utf-8"
 FORM_TYPE = "application/x-www-form-urlencoded"
 """What curl says where its user says nothing."""
 LONG_BYTES = 64 * 1024
@@ -135,7 +136,7 @@ def mlflow(context: Context) -> Protocol:
             Operation.HEALTH,
             lambda _: None,
             calls.ping,
-            lambda *_: HttpResponse(b"\n"),
+            lambda *_: HttpResponse(b"\n", content_type=PLAIN_TYPE),
             documented=(PING,),
         ),
         Route(
@@ -144,7 +145,7 @@ def mlflow(context: Context) -> Protocol:
             Operation.PUBLIC,
             lambda _: None,
             _nothing,
-            lambda *_: HttpResponse(VERSION),
+            lambda *_: HttpResponse(VERSION, content_type=PLAIN_TYPE),
             documented=(RELEASE,),
         ),
     ]
@@ -187,7 +188,7 @@ SCHEMAS = {
         "properties": {
             SPLIT: {"type": "object"},
             RECORDS: {"type": "array", "items": {"type": "object"}},
-            INSTANCES: {"type": "array"},
+            INSTANCES: {"type": "array", "items": {}},
             INPUTS: {},
             "params": {"type": "object"},
         },
@@ -199,9 +200,9 @@ _ERROR = json_body(ref("InvocationError"))
 INVOKE = ApiOperation(
     "Score data with the only model, or the named one",
     json_body(ref("Predictions")),
-    {**json_body(ref("Invocation")), CSV_TYPE: STRING},
-    f"As MLflow's scoring server: exactly one of {SPLIT}, {RECORDS}, {INSTANCES} and {INPUTS}.",
+    json_body(ref("Invocation")),
+    f"As MLflow's scoring server: exactly one of {SPLIT}, {RECORDS}, {INSTANCES}, {INPUTS}; or {CSV_TYPE}.",
     error=_ERROR,
 )
-PING = ApiOperation("Whether all models are ready", json_body({}))
-RELEASE = ApiOperation("The release of MLflow whose server answers in the same way", json_body({}))
+PING = ApiOperation("Whether all models are ready", {TEXT: STRING})
+RELEASE = ApiOperation("The release of MLflow whose server answers in the same way", {TEXT: STRING})

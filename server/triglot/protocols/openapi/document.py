@@ -20,9 +20,15 @@ from triglot.protocols.rows import Route
 
 OPENAPI = "3.1.0"
 ANY_METHOD = "*"
-TAGS = {"kserve": "KServe V2", "tfserving": "TensorFlow Serving", "grps": "grps", "monitor": "Monitor"}
+TAGS = {
+    "kserve": "KServe V2",
+    "tfserving": "TensorFlow Serving",
+    "grps": "grps",
+    "mlflow": "MLflow",
+    "monitor": "Monitor",
+}
 """Names of groups, by a row's protocol, unless the operation has its own."""
-ORDER = ("KServe V2", "TensorFlow Serving", AI_PLATFORM, "grps", "Monitor")
+ORDER = ("KServe V2", "TensorFlow Serving", AI_PLATFORM, "grps", "MLflow", "Monitor")
 """Order of the groups."""
 _VARIABLES: Mapping[str, Schema] = {
     "model": {"schema": {"type": "string"}, "description": "Name of the model"},
