@@ -111,8 +111,10 @@ def served(checkout: Path, environment: Mapping[str, str]) -> str:
     ) as process:
         assert process.stderr is not None
         lines = Lines(process.stderr)
-        listening = lines.wait_for(LISTENING)
-        os.killpg(process.pid, signal.SIGTERM)
+        try:
+            listening = lines.wait_for(LISTENING)
+        finally:
+            os.killpg(process.pid, signal.SIGTERM)
         return lines.close()[: listening.start()]
 
 

@@ -18,7 +18,8 @@ from triglot.repository.config.model_config import (
 
 BACKENDS = (
     "one of catboost, ensemble, libtorch, lightgbm, mlflow, mlserver, onnx, onnxruntime, onnxruntime_onnx, "
-    "predictor, python, pytorch, pytorch_libtorch, sklearn, tensorflow, tensorflow_savedmodel, torch, torch_aoti, xgboost"
+    "predictor, python, pytorch, pytorch_libtorch, sklearn, tensorflow, tensorflow_savedmodel, torch, torch_aoti, "
+    "xgboost"
 )
 DATATYPES = (
     "one of TYPE_BOOL, TYPE_UINT8, TYPE_UINT16, TYPE_UINT32, TYPE_UINT64, TYPE_INT8, TYPE_INT16, TYPE_INT32, "
