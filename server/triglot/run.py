@@ -87,6 +87,7 @@ class Start:
         fails: Called with the reason when the server cannot start.
         load_hint: What to add to it if models could not be loaded.
         opened: Return lines to log when the ports, of gRPC and of REST, are open.
+        try_calls: Whether each model is called with made inputs before `report`.
         report: Called with summaries and errors after the load, instead of opening ports; then models are
             unloaded.
         telemetry, about: See `Server`.
@@ -108,6 +109,7 @@ class Start:
     fails: Callable[[str], object] = print_error
     load_hint: str = ""
     opened: Callable[[int, int], Iterable[str]] = _no_lines
+    try_calls: bool = False
     report: Report | None = None
 
 
@@ -215,6 +217,7 @@ async def _serve(start: Start, handler: logging.Handler, control: Control, servi
         service_manager.stopping()
         return _exit("stopped while loading")
     if start.report is not None:
+        errors += await server.try_calls() if start.try_calls else []
         start.report(server.summaries(), errors)
         await server.stop()
         return FAILED if errors else 0

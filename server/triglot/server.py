@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from triglot import backends, parts
 from triglot.config.options import NO_PORT, Config, ConfigError
 from triglot.config.trace_config import TraceConfig
-from triglot.core.errors import ModelLoadError
+from triglot.core.errors import Code, ModelLoadError
 from triglot.core.operation import EVERYTHING, Authorizer
 from triglot.core.statistics import DEFAULT_BUCKETS, Latencies
 from triglot.dataplane.control import Bound, Control
@@ -24,7 +24,7 @@ from triglot.dataplane.dataplane import DataPlane
 from triglot.dataplane.model_calls import ModelCalls
 from triglot.dataplane.request_path import RequestRecorder
 from triglot.model.config import Recording
-from triglot.model.signature import ModelMetadata
+from triglot.model.signature import ModelMetadata, shape_text
 from triglot.platform.cgroups import memory_bound
 from triglot.platform.cpus import cpu_count
 from triglot.platform.memory import trim_when_idle
@@ -33,6 +33,7 @@ from triglot.protocols.kserve.regions import Regions
 from triglot.protocols.protocol import Context
 from triglot.protocols.registry import protocol_parts, rows
 from triglot.protocols.rows import Service
+from triglot.protocols.sample_calls import LARGEST_BINARY, made_samples
 from triglot.repository.config.bounds import Bounds
 from triglot.repository.config.settings import ModelSettings, folders_of, record_folders_of
 from triglot.repository.manager.instances import start_instances
@@ -130,6 +131,7 @@ class Server:
             ray_address=self.config.ray_address,
             max_unread_bytes=self.config.max_unread_bytes,
             op_libraries=self.config.op_libraries,
+            debug=self.config.debug,
             load_ended=self._load_ended,
             labels_before_load=self.config.labels_before_load,
             wait=self.config.wait_for_models,
@@ -293,6 +295,32 @@ class Server:
         loaded = _plural(sum(version.ready for version in self.manager.registry.versions()), "version")
         failed = f", with {_plural(len(errors), 'error')}" if errors else ""
         log.info("%s loaded in %.2f s%s", loaded, time.monotonic() - started, failed)
+        return errors
+
+    async def try_calls(self) -> list[ModelLoadError]:
+        """Call each loaded model that has no example of its own with made inputs; return what fails.
+
+        What a model's own code refuses as invalid is no failure: nothing is known of the values that it takes.
+        """
+        reach, errors = ModelCalls(self.dataplane, None).reach, []
+        for version in self.manager.registry.versions():
+            files, servable = version.files, version.servable
+            if servable is None or servable.model.example or files.config.warm_up:
+                continue
+            metadata = self.dataplane.metadata(EVERYTHING, files.name, str(files.version))
+            samples = None if servable.model.takes_messages else made_samples(metadata, LARGEST_BINARY)
+            if samples is None:
+                continue
+            servable.model.example = {sample.name: sample.nested() for sample in samples}
+            try:
+                await warm_up(servable, (), reach)
+            except ModelLoadError as error:
+                if error.code is Code.INVALID_ARGUMENT:
+                    log.info("%s", error)
+                    continue
+                made = ", ".join(f"{s.name}: {s.datatype} {shape_text(s.shape)} of {s.value!r}" for s in samples)
+                text = f"{error} (the example was made: {made}; give it one of its own, or use --no-calls)"
+                errors.append(ModelLoadError(text, error.code))
         return errors
 
     def _load_ended(self, files: ModelFiles, seconds: float, failed: bool) -> None:

@@ -186,3 +186,29 @@ def test_no_line_is_drawn_into_a_pipe(tmp_path: Path) -> None:
         assert checking.wait() == 0
         assert "\x1b" not in checking.stderr.text()
         assert "half way" in checking.stderr.text()
+
+
+def test_a_call_with_made_inputs(tmp_path: Path) -> None:
+    doubles = IDENTITY.replace('inputs["x"]', 'inputs["x"] * 1.5')
+    refuses = IDENTITY.replace("return", "raise triglot.InvalidArgument('odd'); return")
+    write_model(tmp_path / "good")
+    write_model(tmp_path / "refuses", refuses)
+    assert run_triglot("check", tmp_path).returncode == 0
+    write_model(tmp_path / "doubles", doubles)
+    completed = run_triglot("check", tmp_path)
+    assert completed.returncode == 1
+    assert completed.stdout.splitlines()[-1] == (
+        "doubles version 1: example: model 'doubles' returned output 'y' as FP64, its signature says INT32 (the "
+        "example was made: x: INT32 [1] of 1; give it one of its own, or use --no-calls)"
+    )
+    assert run_triglot("check", "--no-calls", tmp_path).returncode == 0
+
+
+def test_a_file_that_no_backend_reads_says_how_to_convert_it(tmp_path: Path) -> None:
+    (tmp_path / "model.keras").touch()
+    for path in (tmp_path, tmp_path / "model.keras"):
+        completed = run_triglot("check", path)
+        assert completed.returncode == 1
+        assert (
+            "it is: save the model with model.export(FOLDER), and serve FOLDER with its saved_" in completed.stdout
+        )

@@ -30,7 +30,7 @@ from process import (
 from protocol_clients.channel import grpc_channel
 from protocol_clients.kserve import infer
 from protocol_clients.rest import Rest
-from triglot.cli import triton_flags
+from triglot.cli import serve, triton_flags
 from triglot.config.option_fields import default_text, groups
 from triglot.config.options import OPTIONS, Config
 from waiting import wait_until
@@ -425,8 +425,8 @@ FAILURES = {
 }
 
 
-OWN_CODE = ("import", "load", "exit")
-"""What the model's code raised while it ran."""
+OWN_CODE = ("load", "exit")
+"""What the model's code raised while it ran; a missing module needs no traceback."""
 
 
 @pytest.mark.parametrize("case", FAILURES)
@@ -552,3 +552,27 @@ def test_a_hangup_during_the_start_ends_no_server(tmp_path: Path, options: tuple
     finally:
         server.kill()
         server.wait()
+
+
+@pytest.mark.parametrize("execution", ["thread", "process"])
+def test_debug_answers_with_the_exception(tmp_path: Path, execution: str) -> None:
+    text = IDENTITY.replace("return", "raise OSError('no disk')  #")
+    file = write_model(tmp_path / "raises", f"{text}\n    execution = {execution!r}\n")
+    write_model(tmp_path / "broken", "import nobodys\n")
+    for flags, shown in (
+        ((), False),
+        (("--debug",), True),
+        (("--reload",), True),
+        (("--reload", "--no-debug"), False),
+    ):
+        with Triglot(tmp_path, *FREE_PORTS, "--no-exit-on-load-error", *flags) as server:
+            rest = Rest(server.ports()[1])
+            errors = [rest.infer(name)[1]["error"] for name in ("raises", "broken")]
+        assert [f'File "{file}", line' in errors[0], "OSError: no disk" in errors[0]] == [shown, shown]
+        assert ("No module named 'nobodys'" in errors[1]) == shown
+
+
+def test_reload_beyond_loopback_hides_exceptions(tmp_path: Path) -> None:
+    flags = {"reload": True, "watch": False, "config": None, "paths": [str(tmp_path)], "model_name": None}
+    assert serve.start(flags, (), {}).config.debug
+    assert not serve.start(flags | {"host": "0.0.0.0"}, (), {}).config.debug

@@ -51,7 +51,8 @@ def test_what_cannot_be_loaded_leaves_everything_else(site: Site, text: str, why
         code, details = failure(lambda: client.infer("new"))
         assert (code, details) == (
             grpc.StatusCode.NOT_FOUND,
-            "Request for unknown model: 'new' has no available versions",
+            "Request for unknown model: 'new' has no available versions: it could not be loaded; the server's log "
+            "says why",
         )
         # What served goes on, and says why it is not as it is on disk.
         changed = site.write("healthy/1", text)

@@ -21,6 +21,8 @@ RETURNED = "model 'm' returned output 'y'"
 # numpy has it since 2.0.
 VARIABLE_TEXT = [np.dtypes.StringDType] if hasattr(np.dtypes, "StringDType") else []
 
+CAST = "its signature says FP32: return it as .astype(np.float32)"
+
 
 @pytest.mark.parametrize(
     ("answer", "text"),
@@ -28,8 +30,9 @@ VARIABLE_TEXT = [np.dtypes.StringDType] if hasattr(np.dtypes, "StringDType") els
         (None, "model 'm' returned NoneType, expected a dict of outputs by name"),
         (np.ones(3), "model 'm' returned ndarray, expected a dict of outputs by name"),
         ({"t": GOOD["t"], "z": 1}, "model 'm' returned no output 'y', only ['t', 'z']"),
-        (GOOD | {"y": np.ones((2, 3))}, f"{RETURNED} as FP64, its signature says FP32"),
-        (GOOD | {"y": [[1.0, 2.0, 3.0]]}, f"{RETURNED} as FP64, its signature says FP32"),
+        (GOOD | {"y": np.ones((2, 3))}, f"{RETURNED} as FP64, {CAST}"),
+        (GOOD | {"y": [[1.0, 2.0, 3.0]]}, f"{RETURNED} as FP64, {CAST}"),
+        (GOOD | {"y": np.ones((2, 3), "i4")}, f"{RETURNED} as INT32, its signature says FP32"),
         (GOOD | {"y": np.array([["a"] * 3])}, f"{RETURNED} as BYTES, its signature says FP32"),
         (GOOD | {"y": np.ones((2, 4), "f4")}, f"{RETURNED} with shape [2,4], its signature says [-1,3]"),
         (GOOD | {"y": np.ones(3, "f4")}, f"{RETURNED} with shape [3], its signature says [-1,3]"),

@@ -217,7 +217,12 @@ FAILS = [
     ("invalid argument", INVALID, "how must be 'not at all'"),
     ("not found", MISSING, "nothing is found"),
     ("unavailable", LATER, "not now"),
-    ("wrong datatype", Code.INTERNAL, "model 'misbehaving' returned output 'y' as FP64, its signature says FP32"),
+    (
+        "wrong datatype",
+        Code.INTERNAL,
+        "model 'misbehaving' returned output 'y' as FP64, its signature says FP32: return it as "
+        ".astype(np.float32)",
+    ),
     (
         "wrong shape",
         Code.INTERNAL,

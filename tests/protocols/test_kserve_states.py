@@ -122,19 +122,22 @@ def make_models(folder: Path) -> None:
         (folder / name / "model.py").write_text(text)
 
 
+WHY = "it could not be loaded; the server's log says why"
+
+
 async def test_versions_that_could_not_be_loaded(tmp_path: Path) -> None:
     make_models(tmp_path)
     async with serve_models([tmp_path], exit_on_load_error=False) as served:
         for client in (served.grpc, served.rest):
             x = Tensor("x", "FP64", [], bytes(8))
             assert await client.infer(Infer("broken", [x])) == Answer(
-                Code.NOT_FOUND, "Request for unknown model: 'broken' has no available versions"
+                Code.NOT_FOUND, f"Request for unknown model: 'broken' has no available versions: {WHY}"
             )
             assert await client.infer(Infer("broken", [x], version="1")) == Answer(
-                Code.UNAVAILABLE, "Request for unknown model: 'broken' version 1 is not at ready state"
+                Code.UNAVAILABLE, f"Request for unknown model: 'broken' version 1 is not at ready state: {WHY}"
             )
             assert await client.infer(Infer("half", [x], version="2")) == Answer(
-                Code.UNAVAILABLE, "Request for unknown model: 'half' version 2 is not at ready state"
+                Code.UNAVAILABLE, f"Request for unknown model: 'half' version 2 is not at ready state: {WHY}"
             )
             assert (await client.infer(Infer("half", [x]))).version == "1"
             assert (await client.infer(Infer("good", [x]))).code is Code.OK

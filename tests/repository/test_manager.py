@@ -125,7 +125,7 @@ async def test_a_server_of_nothing_does_not_start(tmp_path: Path) -> None:
 async def test_one_broken_model_of_several(tmp_path: Path) -> None:
     write_model(tmp_path / "good")
     file = write_model(tmp_path / "broken", BROKEN)
-    reason = f"{file}:11: OSError: no disk"
+    reason, why = f"{file}:11: OSError: no disk", "it could not be loaded; the server's log says why"
     assert await load_error(tmp_path) == f"1 of the models could not be loaded (broken): {reason}"
     async with serve(tmp_path, exit_on_load_error=False) as client:
         assert not await client.ready()
@@ -135,11 +135,11 @@ async def test_one_broken_model_of_several(tmp_path: Path) -> None:
         assert await client.infer("good") == 7
         assert await client.error("broken") == (
             grpc.StatusCode.NOT_FOUND,
-            "Request for unknown model: 'broken' has no available versions",
+            f"Request for unknown model: 'broken' has no available versions: {why}",
         )
         assert await client.error("broken", "1") == (
             grpc.StatusCode.UNAVAILABLE,
-            "Request for unknown model: 'broken' version 1 is not at ready state",
+            f"Request for unknown model: 'broken' version 1 is not at ready state: {why}",
         )
         assert await client.index() == [("broken", "1", "UNAVAILABLE", reason), ("good", "1", "READY", "")]
         assert await client.index(ready=True) == [("good", "1", "READY", "")]

@@ -139,7 +139,10 @@ async def test_the_trace_of_a_failure_is_in_the_log_once(caplog: pytest.LogCaptu
     [
         (None, "returned NoneType, expected a dict of outputs by name"),
         ({"z": 1}, "returned no output 'y', only ['z']"),
-        ({"y": np.zeros(1)}, "returned output 'y' as FP64, its signature says FP32"),
+        (
+            {"y": np.zeros(1)},
+            "returned output 'y' as FP64, its signature says FP32: return it as .astype(np.float32)",
+        ),
         ({"y": np.float32(0)}, "returned output 'y' with shape [], its signature says [-1]"),
     ],
 )

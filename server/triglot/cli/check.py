@@ -1,4 +1,4 @@
-"""`triglot check`: loads and warms up what `triglot serve` would serve, without opening a port."""
+"""`triglot check`: loads, warms up and calls what `triglot serve` would serve, without opening a port."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the command and its flags."""
     parser = commands.add_parser(
         "check",
-        help="load and warm up models, and say what would be served",
-        usage="triglot check [--json] [OPTION ...] [PATH ...]",
-        description="Loads and warms up the models at the paths as `triglot serve` does, prints a table of them, "
-        "and unloads them. No port is opened. The exit status is 1 if a model cannot be loaded.",
+        help="load models and call each once, and say what would be served",
+        usage="triglot check [--json] [--no-calls] [OPTION ...] [PATH ...]",
+        description="Loads and warms up the models at the paths as `triglot serve` does, calls each that has no "
+        "example of its own with made inputs, prints a table of them, and unloads them. No port is opened. The "
+        "exit status is 1 if a model cannot be loaded, or its call fails.",
         epilog="All options of `triglot serve` are accepted, so that its command line can be checked as it is.",
         allow_abbrev=False,
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--no-calls", action="store_true", help="call no model with made inputs")
     sections = groups(OPTIONS.values())
     serve.add_arguments(parser, shown=[name for title in (MODELS, SCHEDULING, LOGS) for name in sections[title]])
 
@@ -38,7 +40,8 @@ def start(flags: Mapping[str, Any], others: Iterable[str], environment: Mapping[
     serving = serve.start(flags, others, environment)
     # Reports every error once, without retries or waiting.
     config = replace(serving.config, exit_on_load_error=False, wait_for_models=False, load_retries=0, workers=1)
-    return replace(serving, config=config, report=partial(report, as_json=flags["json"]))
+    shown = partial(report, as_json=flags["json"])
+    return replace(serving, config=config, try_calls=not flags["no_calls"], report=shown)
 
 
 def report(summaries: Sequence[VersionSummary], errors: Sequence[ModelLoadError], *, as_json: bool) -> None:

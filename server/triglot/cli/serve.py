@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ WATCHING: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "watch": ("follow the file system: short for --model-control-mode poll", POLL),
     "reload": (
         "while you write a model: --watch with two scans a second; code that does not load leaves the old one "
-        "serving",
+        "serving, and the errors of its code reach the client",
         {**POLL, "poll_interval": 0.5},
     ),
 }
@@ -144,6 +145,8 @@ def start(flags: Mapping[str, Any], others: Iterable[str], environment: Mapping[
                 raise ConfigError(f"--{name}: needs --model-control-mode poll, got {mode}")
             options = {**meant, **options}
     config = load_config(flags["config"], environment, options)
+    if flags["reload"] and "debug" not in options and config.on_loopback:
+        config = replace(config, debug=True)
     # argparse returns paths that follow an option separately.
     paths = [_path(text) for text in (*flags["paths"], *others)]
     if not paths and (folder := vertex_model(environment)):

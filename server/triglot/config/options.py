@@ -520,6 +520,12 @@ class Config:
         "or leave it to the C library (system); no effect without glibc, or if its MALLOC_ variables are set",
         choices=MALLOC_CHOICES,
     )
+    debug: bool = option(
+        LOGS,
+        False,
+        "answer an exception of a model's own code with its text and last frames, for development; --reload on a "
+        "loopback address implies it",
+    )
     log_level: str = option(LOGS, "info", "least severe level to log", choices=LOG_LEVELS)
     log_verbose_level: int = option(
         LOGS, 0, "1 or more: log a line for each request, health checks too", most=2**32 - 1

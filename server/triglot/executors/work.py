@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import traceback
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sized
@@ -26,6 +27,7 @@ from triglot.core.errors import (
     Internal,
     ServingError,
     as_serving_error,
+    is_serving_error,
     own_copy,
     without_frames,
 )
@@ -42,6 +44,8 @@ log = logging.getLogger(__name__)
 Inputs = Mapping[str, Array]
 Function = Callable[[Inputs, Call], Any]
 """A model's `infer`."""
+LAST_FRAMES: Final = 3
+"""Frames of an exception that its error shows with `debug`."""
 Explain = Callable[[BaseException], ServingError]
 """Maps an exception that a model raised to the error that the client gets."""
 Hook = Callable[[Function, Inputs, Call], Any]
@@ -116,10 +120,16 @@ def reason_to_skip(call: Call) -> ServingError | None:
     return Cancelled("the request was cancelled while it waited in the queue")
 
 
-def explained(what: str, error: BaseException) -> ServingError:
-    """Return the error that a client gets for an exception raised by `what`; a copy for this call alone."""
+def explained(what: str, error: BaseException, *, debug: bool = False) -> ServingError:
+    """Return the error that a client gets for an exception raised by `what`; a copy for this call alone.
+
+    `debug`: with the exception's text and last frames.
+    """
     try:
         failure = own_copy(as_serving_error(error, what))
+        if debug and not is_serving_error(error):
+            lines = traceback.format_exception(type(error), error, error.__traceback__, limit=-LAST_FRAMES)
+            failure.message += "\n" + "".join(lines).rstrip()
     except Exception:  # Raised by the exception class's own code; the caller needs a response nevertheless.
         log.exception("%s failed, and its error cannot be converted", what)
         failure = Internal(f"{what} failed; the server's log has the details")

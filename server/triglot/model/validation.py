@@ -394,9 +394,14 @@ def _check_datatype(spec: TensorSpec, array: Array, model: str) -> None:
     except TypeError as error:
         raise Internal(f"model '{model}' returned output '{spec.name}': {error}") from None
     if datatype != spec.datatype:
-        raise Internal(
-            f"model '{model}' returned output '{spec.name}' as {datatype}, its signature says {spec.datatype}"
+        wanted = DATATYPES[spec.datatype].dtype
+        cast = (
+            f": return it as .astype(np.{wanted.name})"
+            if wanted.kind == array.dtype.kind and wanted.kind in "iuf"
+            else ""
         )
+        returned = f"model '{model}' returned output '{spec.name}' as {datatype}"
+        raise Internal(f"{returned}, its signature says {spec.datatype}{cast}")
 
 
 def takes_long(request: InferenceRequest) -> bool:

@@ -91,7 +91,7 @@ def sample_calls(
 
     Empty for a decoupled model, and for one whose inputs do not fit into `largest` elements.
     """
-    samples = None if model.decoupled else _samples(model, largest)
+    samples = None if model.decoupled else made_samples(model, largest)
     if samples is None or not _all_have_fields(samples):
         return []
     calls = []
@@ -112,7 +112,7 @@ def sample_calls(
 
 def stream_call(model: ModelMetadata, largest: int = LARGEST_SAMPLE) -> SampleCall | None:
     """Return a call of a decoupled model, by `generate_stream` and ModelStreamInfer; see `sample_calls`."""
-    samples = _samples(model, largest)
+    samples = made_samples(model, largest)
     if samples is None or not _all_have_fields(samples):
         return None
     call = _kserve_call(model.name, samples)
@@ -126,7 +126,7 @@ def stream_call(model: ModelMetadata, largest: int = LARGEST_SAMPLE) -> SampleCa
 
 def binary_call(model: ModelMetadata) -> BinaryCall | None:
     """Return a call whose inputs are zeros, or empty strings; they may be large, or have no JSON form."""
-    samples = _samples(model, LARGEST_BINARY)
+    samples = made_samples(model, LARGEST_BINARY)
     if samples is None:
         return None
     # Each string starts with its length in four bytes.
@@ -138,7 +138,8 @@ def binary_call(model: ModelMetadata) -> BinaryCall | None:
     return BinaryCall(f"/v2/models/{quote(model.name)}/infer", head, sum(sizes))
 
 
-def _samples(model: ModelMetadata, largest: int) -> list[Sample] | None:
+def made_samples(model: ModelMetadata, largest: int) -> list[Sample] | None:
+    """Return a sample of each input; None if none is known to fit, or one has more than `largest` elements."""
     if model.signature.any_tensors and not model.signature.inputs:
         return None  # The model takes any tensors, so no sample is known to fit.
     # No sample of Examples, or of JSON in strings, fits every model; sequences need an id, and a start.

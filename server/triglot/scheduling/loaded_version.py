@@ -174,8 +174,9 @@ class Queue:
 class LoadedVersion(WorkOwner):
     """What calls read of one version of a model, which is loaded already, and the only way to it, `submit`.
 
-    `name` and `version` identify it. `max_unread_bytes`: of a call's responses, see `ResponseBuffer`. Blocking
-    `infer` runs on the threads of the instances, `async def infer` on the event loop (`on_loop`).
+    `name` and `version` identify it. `max_unread_bytes`: of a call's responses, see `ResponseBuffer`. `debug`: see
+    `explained`. Blocking `infer` runs on the threads of the instances, `async def infer` on the event loop
+    (`on_loop`).
     """
 
     _schedule: Schedule
@@ -184,7 +185,14 @@ class LoadedVersion(WorkOwner):
     """Whether a streaming call can be queued like any other: the model cannot send more than one response."""
 
     def __init__(
-        self, name: str, version: int, model: Model, loop: asyncio.AbstractEventLoop, max_unread_bytes: int
+        self,
+        name: str,
+        version: int,
+        model: Model,
+        loop: asyncio.AbstractEventLoop,
+        max_unread_bytes: int,
+        *,
+        debug: bool,
     ) -> None:
         self.name = name
         self.version = version
@@ -206,7 +214,7 @@ class LoadedVersion(WorkOwner):
         self._timers = TimerWheel(loop)
         self._max_unread_bytes = max_unread_bytes
         # A function, not a bound method: the threads would keep the servable alive.
-        self._explain: Explain = partial(explained, str(self))
+        self._explain: Explain = partial(explained, str(self), debug=debug)
         self._gate: Gate | None = None
         self._queue_full = 0
         self._leases = 0

@@ -110,10 +110,11 @@ class Servable(LoadedVersion):
         *,
         max_queue_size: int,
         max_unread_bytes: int = MAX_UNREAD_BYTES,
+        debug: bool = False,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         check_declarations(model)
-        super().__init__(name, version, model, loop or asyncio.get_running_loop(), max_unread_bytes)
+        super().__init__(name, version, model, loop or asyncio.get_running_loop(), max_unread_bytes, debug=debug)
         self._hosted = model if isinstance(model, HostedModel) else None
         self.platform = model.platform
         self.guard = guard_of(model, f"{name} version {version}")

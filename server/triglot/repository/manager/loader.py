@@ -87,7 +87,10 @@ class Loader:
         ray_address: str = ANY_CLUSTER,
         max_unread_bytes: int = MAX_UNREAD_BYTES,
         op_libraries: Sequence[Path] = (),
+        *,
+        debug: bool = False,
     ) -> None:
+        self._debug = debug
         self._max_unread_bytes = max_unread_bytes
         self._ray_address = ray_address
         self._op_libraries = op_libraries
@@ -142,6 +145,7 @@ class Loader:
                 model,
                 max_queue_size=self._max_queue_size,
                 max_unread_bytes=self._max_unread_bytes,
+                debug=self._debug,
                 loop=loop,
             )
         except BaseException as error:  # A user's class may declare anything.

@@ -42,7 +42,7 @@ class Version:
     Attributes:
         files: Files that are being loaded, or that were tried last.
         error: Why these could not be loaded; a READY version then still serves its former files.
-        raised: Whether the model's own code raised the error, whose text callers of the model do not get.
+        is_secret: Whether callers of the model do not get the error's text, as its own code raised it.
         problem: The error in the model's folder now.
         served: Files of the servable.
         retry: Whether `files` are to be loaded again.
@@ -53,7 +53,7 @@ class Version:
     files: ModelFiles
     state: State = State.START
     error: ServingError | None = None
-    raised: bool = False
+    is_secret: bool = False
     problem: ServingError | None = None
     servable: Servable | None = None
     served: ModelFiles | None = None

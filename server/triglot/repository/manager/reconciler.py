@@ -112,14 +112,24 @@ class Reconciler:
         ray_address: str = ANY_CLUSTER,
         max_unread_bytes: int = MAX_UNREAD_BYTES,
         op_libraries: Sequence[Path] = (),
+        debug: bool = False,
         load_ended: LoadEnded = lambda *_: None,
         adapt: Adapt | None = None,
     ) -> None:
         self.registry = registry
         changed = registry.changes.announce
         self._loader = Loader(
-            load, warm, max_queue_size, changed, adapt, ray_address, max_unread_bytes, op_libraries
+            load,
+            warm,
+            max_queue_size,
+            changed,
+            adapt,
+            ray_address,
+            max_unread_bytes,
+            op_libraries,
+            debug=debug,
         )
+        self._debug = debug
         self._skip_missing_dependencies = skip_missing_dependencies
         self.load_timeout = load_timeout
         self._load_ended = load_ended
@@ -381,7 +391,7 @@ class Reconciler:
         files = version.files
         own = model_exception(error, files)
         version.error = ServingError(str(error), code=error.code)
-        version.raised = own is not None or isinstance(error.__cause__, SyntaxError)
+        version.is_secret = not self._debug and (own is not None or isinstance(error.__cause__, SyntaxError))
         if version.state is not State.READY:
             version.state = State.UNAVAILABLE
         if self._may_skip(files.name, error):
@@ -396,7 +406,12 @@ class Reconciler:
                 version.retry_at = time.monotonic() + self._load_retry_interval
                 retry_text = f"{version.retries} of {self._load_retries} in {self._load_retry_interval:g} s"
                 text = f"{text}; retry {retry_text}"
-            log.error("%s could not be loaded: %s", files, text, exc_info=own)
+            log.error(
+                "%s could not be loaded: %s",
+                files,
+                text,
+                exc_info=None if isinstance(own, ModuleNotFoundError) else own,
+            )
             log.debug("traceback of the load error:", exc_info=error)
             self.registry.update(files.name)
 

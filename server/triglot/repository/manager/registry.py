@@ -209,14 +209,15 @@ class Registry:
         return self.entries[name][number] if self.is_serving(name, number) else None
 
     def load_error(self, name: str, version: str = "") -> str:
-        """Return why this version, or with "" the last of all, could not be loaded; "" if it was not tried, and
-        for an exception of the model's own code, whose text may be secret.
-        """
+        """Return why this version, or with "" the last of all, could not be loaded; "" if it was not tried."""
         failed = [
             wanted for wanted in self.wanted_versions(name) if wanted.failure and wanted.state is State.UNAVAILABLE
         ]
         found = [failed_load for failed_load in failed if version in ("", str(failed_load.files.version))]
-        return found[-1].reason if found and not found[-1].raised else ""
+        if not found:
+            return ""
+        # The text of an exception of the model's own code may be secret.
+        return "it could not be loaded; the server's log says why" if found[-1].is_secret else found[-1].reason
 
     def why_not_serving(self, name: str, number: int = 0) -> str:
         """Return the reason why this version does not serve; 0: why no version does."""

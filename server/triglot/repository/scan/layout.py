@@ -46,6 +46,24 @@ BACKEND_OF_SUFFIX = {
     if name.startswith("model.") and name not in ("model.json", "model.txt")
 }
 """Backends of other file names by suffix; not for JSON and text, which may be anything."""
+KERAS = "save the model with model.export(FOLDER), and serve FOLDER with its saved_model.pb"
+CONVERSIONS = {
+    ".h5": KERAS,
+    ".keras": KERAS,
+    ".tflite": "export the model that it was made of with model.export(FOLDER), or convert it with tflite2onnx",
+    ".safetensors": "it has weights only; export the model with torch.export.save to a .pt2 file, or to ONNX with "
+    "optimum-cli export onnx, or load it in a model.py",
+    ".gguf": "load it in a model.py, with llama_cpp",
+}
+"""What to do with files of formats that no backend reads, by suffix."""
+
+
+def conversion(folder: Path) -> str:
+    """Return what to do with the first file in a folder that no backend reads, to add to an error; "" without."""
+    for file in sorted(folder.iterdir()):
+        if how := CONVERSIONS.get(file.suffix):
+            return f"; {file.name} is not served as it is: {how}"
+    return ""
 
 
 def listed(items: Iterable[object]) -> str:
@@ -71,6 +89,8 @@ def backend_by_name(file: Path) -> str:
 def backend_of(file: Path) -> str:
     """Return the backend for a file of any name. Raise `ModelLoadError`."""
     backend = backend_by_name(file)
+    if how := CONVERSIONS.get(file.suffix):
+        raise ModelLoadError(f"{file}: it is not served as it is: {how}")
     if not backend:
         raise ModelLoadError(
             f"{file}: expected a folder, one of {listed(BACKEND_OF_FILE)}, or NAME with one of "

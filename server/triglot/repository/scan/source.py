@@ -23,7 +23,14 @@ from triglot.repository.config.model_config import CONFIG_FILE, config_of, in_it
 from triglot.repository.config.settings import NAME, NAME_RULE, ModelSettings
 from triglot.repository.config.version_names import NAMES_FILE, VersionNames, read_names
 from triglot.repository.scan import mlserver_folders as mlserver
-from triglot.repository.scan.layout import BACKEND_OF_FILE, backend_by_name, backend_of, candidates, listed
+from triglot.repository.scan.layout import (
+    BACKEND_OF_FILE,
+    backend_by_name,
+    backend_of,
+    candidates,
+    conversion,
+    listed,
+)
 from triglot.repository.scan.paths import check_links, check_links_below
 
 GRPS_PROJECT = ("conf/inference.yml", "conf/server.yml")
@@ -334,12 +341,14 @@ class _Search:
                 elif mlserver.settings_files(folder):
                     replace(self, root=folder).find_settings()
                 else:
-                    text = f"{folder} is skipped: it contains no model, expected {_EXPECTED}"
+                    text = f"{folder} is skipped: it contains no model, expected {_EXPECTED}{conversion(folder)}"
                     self.found.warn(str(folder), text)
                     continue
             empty = False
         if empty:
-            raise NothingFound(f"{self.root}: no models here; expected NAME/[VERSION/]{_FILES}")
+            raise NothingFound(
+                f"{self.root}: no models here; expected NAME/[VERSION/]{_FILES}{conversion(self.root)}"
+            )
 
     def _is_replaced(self, folder: Path) -> bool:
         override = self.overrides.get(folder.name)
