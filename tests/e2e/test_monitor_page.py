@@ -68,7 +68,7 @@ async def numbers_shown(visitor: BrowserPage) -> Numbers:
     protocols = list(shown["protocols"])
     return Numbers(
         Count(*(first_number(shown[tile], "since the start") for tile in ("requests", "failures"))),
-        {name: count_of(row) for name, row in shown["protocols"].items()},
+        {name: count_of(row) for name, row in shown["protocols"].items() if row["requests"]},
         {name: count_of(row) for name, row in models.items() if row["requests"]},
         {
             (name, protocol): row[protocol]

@@ -4,7 +4,7 @@
 // server is always inserted as text, never as markup.
 
 const REFRESH_MS = 1000, TIMEOUT_MS = 5000, FILTER_FROM = 9, METRIC_FILTER_FROM = 25;
-const PROTOCOLS = { kserve: "KServe V2", tfserving: "TF Serving", grps: "grps" };
+const PROTOCOLS = { kserve: "KServe V2", tfserving: "TF Serving", grps: "grps", mlflow: "MLflow" };
 // The page has two addresses, and may be behind a proxy's path prefix.
 const monitor = new URL(location.pathname.endsWith("/monitor/metrics") ? "./" : "grps/v1/monitor/", location.href);
 
