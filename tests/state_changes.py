@@ -42,6 +42,7 @@ BODIES: dict[str, Any] = {
     OWN_PREDICT: {"model": "half-1", "ndarray": [1.0]},
     "/health/online": {},
     "/health/offline": {},
+    "/predict": {"x": [1.0]},
 }
 """JSON bodies, by the end of the path."""
 REFUSED_ANYWAY = re.compile("cudasharedmemory|/v2/repository/named/|:classify|:regress")

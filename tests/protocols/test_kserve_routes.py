@@ -21,6 +21,7 @@ OF_A_VERSION = [
     ("POST", "/infer"),
     ("GET", "/config"),
     ("GET", "/stats"),
+    ("POST", "/predict"),
     ("POST", "/generate"),
     ("POST", "/generate_stream"),
     ("POST", "/infer_stream"),

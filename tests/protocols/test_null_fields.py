@@ -46,6 +46,8 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     (GENERATE, {"id": None, "x": 1, "parameters": None}),
     (GENERATE, {"x": 1, "bias": None, "seed": None, "signature_name": None}),
     (GENERATE, {"x": 1, "parameters": {"seed": None, "id": None, "bias": None, "priority": None}}),
+    ("/v2/models/same/predict", {"x": [1], "bias": None, "parameters": {"seed": None}}),
+    ("/v2/models/same/predict", {"x": [1], "parameters": None}),
     ("/v2/models/same/generate_stream", {"id": None, "x": 1, "parameters": {"seed": None}}),
     ("/v2/repository/index", {"ready": None}),
     ("/v2/repository/models/same/load", {"parameters": None}),

@@ -50,7 +50,7 @@ def infer(datatype: str, item: Any) -> dict[str, Any]:
 
 def bodies(model: str, datatype: str, item: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     yield f"/v2/models/{model}/infer", infer(datatype, item)
-    for path in ("generate", "generate_stream"):
+    for path in ("predict", "generate", "generate_stream"):
         yield f"/v2/models/{model}/{path}", {"x": item, "id": "i", "parameters": {"k": "v"}}
     named = {"signature_name": "serving_default"}
     yield f"/v1/models/{model}:predict", {**named, "instances": [{"x": item}]}

@@ -82,7 +82,7 @@ class Generate:
             self._decode,
             self.generate,
             lambda response, _: HttpResponse(encode_generate(response)),
-            answer_size=_printing_size,
+            answer_size=printing_size,
             body_limit=lambda _: self._limits.size,
             limit_option=SIZE_OPTION,
             coding=identity_only,
@@ -97,7 +97,7 @@ class Generate:
             Operation.INFER,
             self._decode,
             inference=Streaming(self._dataplane, _itself),
-            stream_form=lambda _: _events(encode_generate),
+            stream_form=lambda _: stream_form(encode_generate),
             body_limit=lambda _: self._limits.size,
             limit_option=SIZE_OPTION,
             coding=identity_only,
@@ -113,7 +113,7 @@ class Generate:
             Operation.INFER,
             self._decode_infer,
             inference=Streaming(self._dataplane, _request_of),
-            stream_form=lambda rest: _events(partial(_infer_body, rest)),
+            stream_form=lambda rest: stream_form(partial(_infer_body, rest)),
             text_size=json_length,
             body_limit=partial(body_limit, self._limits),
             limit_option=SIZE_OPTION,
@@ -125,7 +125,7 @@ class Generate:
         """Decode a body. Raise as `decode_generate`, after errors for an unknown or unavailable model."""
         name, version = http.path["model"], http.path.get("version", "")
         servable = self._dataplane.servable(http.permission, name, version)
-        return decode_generate(bytes(http.body), name, version, partial(_signature, servable), self._limits)
+        return decode_generate(bytes(http.body), name, version, partial(signature_of, servable), self._limits)
 
     def _decode_infer(self, http: HttpRequest) -> RestInfer:
         self._dataplane.servable(http.permission, http.path["model"], http.path.get("version", ""))
@@ -184,7 +184,7 @@ def _request_of(rest: RestInfer) -> InferenceRequest:
     return rest.request
 
 
-def _signature(servable: Servable, name: str) -> Signature:
+def signature_of(servable: Servable, name: str) -> Signature:
     """Return a signature by name. Raise `InvalidRequest`."""
     found = servable.signatures.get(name or servable.default_signature)
     if found is None:
@@ -202,7 +202,7 @@ def identity_only(header: str) -> str:
     return coding
 
 
-def _events(encode: Callable[[InferenceResponse], bytes]) -> StreamForm:
+def stream_form(encode: Callable[[InferenceResponse], bytes]) -> StreamForm:
     """Return the form of a stream of events. Errors are events as well, once there has been one."""
     begun = False
 
@@ -220,12 +220,12 @@ def _events(encode: Callable[[InferenceResponse], bytes]) -> StreamForm:
     def last(error: ServingError) -> bytes:
         return encode_event(encode_error(error.message))
 
-    return StreamForm(EVENTS, event, last, _printing_size, waits=True)
+    return StreamForm(EVENTS, event, last, printing_size, waits=True)
 
 
 def _infer_body(rest: RestInfer, response: InferenceResponse) -> bytes:
     return bytes(encode_infer(response, rest).body)
 
 
-def _printing_size(answer: InferenceResponse) -> int:
+def printing_size(answer: InferenceResponse) -> int:
     return sum([output.array.nbytes for output in answer.outputs]) + packing_size(answer)

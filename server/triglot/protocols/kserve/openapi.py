@@ -85,6 +85,7 @@ SCHEMAS: dict[str, Schema] = {
         "description": "A member that is called like an input is that input; any other one is a parameter.",
         "properties": {"id": STRING, "parameters": OBJECT},
     },
+    "PlainOutputs": {"type": "object", "description": "The outputs by name, as nested lists."},
     "GenerateResponse": record({"model_name": STRING, "model_version": STRING}, {"id": STRING}),
     "IndexRequest": record({}, {"ready": BOOLEAN}),
     "Index": array(record({"name": STRING}, {"version": STRING, "state": STRING, "reason": STRING})),
@@ -180,6 +181,16 @@ INFER = ApiOperation(
     _BINARY,
     others=_UNIMPLEMENTED | _NOT_READY,
     parameters=[_BINARY_LENGTH],
+)
+PREDICT = ApiOperation(
+    "Inference with plain JSON, a form, or a file",
+    json_body(ref("PlainOutputs")) | {EVENTS: {}, "application/x-ndjson": {}},
+    json_body({}) | {"multipart/form-data": OBJECT},
+    "An object of the inputs by name, as nested lists, or a list of rows: objects, or items of the only input. "
+    'Bytes are {"b64": TEXT}, files of a form, or, for a model with one BYTES input, a body of any other type. '
+    "Models with several responses answer with server-sent events, or with lines of JSON for "
+    "Accept: application/x-ndjson.",
+    others=_UNIMPLEMENTED | _NOT_READY,
 )
 GENERATE = ApiOperation(
     "Inference with one flat JSON object",

@@ -8,6 +8,7 @@ from triglot.protocols.kserve import openapi
 from triglot.protocols.kserve.generate import Generate
 from triglot.protocols.kserve.log_settings import LogSetting
 from triglot.protocols.kserve.model_config import ModelConfigs
+from triglot.protocols.kserve.predict import Predict
 from triglot.protocols.kserve.routes import kserve_routes
 from triglot.protocols.kserve.service import KServe
 from triglot.protocols.kserve.shared_memory import CudaSharedMemory, SystemSharedMemory
@@ -29,6 +30,7 @@ def kserve(context: Context) -> Protocol:
         [
             ModelConfigs(dataplane),
             ModelStatistics(dataplane),
+            Predict(dataplane, limits),
             Generate(dataplane, limits),
             TraceSetting(dataplane),
             LogSetting(logs, dataplane.control),

@@ -238,7 +238,8 @@ def _objects(body: Mapping[str, Any], key: str, limit: Limit, *, required: bool 
         return []
     if not isinstance(values, list):
         got = "nothing" if values is None else type_name(values)
-        raise InvalidArgument(f"'{key}' of the request must be an array of objects, got {got}")
+        hint = "; for plain JSON, use the path that ends with /predict" if required else ""
+        raise InvalidArgument(f"'{key}' of the request must be an array of objects, got {got}{hint}")
     for at, value in enumerate(values):
         if not isinstance(value, dict):
             raise InvalidArgument(
