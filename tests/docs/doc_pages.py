@@ -185,7 +185,7 @@ class Reader:
             return "tensorflow"
         if kinds & {".pt", ".pt2"}:
             return "torch"
-        return "ml" if kinds & {".joblib", ".pkl", ".bst"} else "dev"
+        return "ml" if kinds & {".joblib", ".pkl", ".bst", ".ubj"} else "dev"
 
     def _run_python(self, text: str, tree: ast.Module) -> None:
         imported = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping
+from random import Random
 from typing import Any
 
 import aiohttp
@@ -12,7 +13,8 @@ import pytest
 import pytest_asyncio
 from live import Live, live
 
-from triglot import Model, TensorSpec
+from triglot import InvalidArgument, Model, TensorSpec
+from triglot.protocols.kserve.predict import Part, form_parts
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 FILE = bytes(range(256)) * 3 + b"\r\n--\r\n"
@@ -140,6 +142,28 @@ async def test_a_form_with_files(server: Live) -> None:
 async def test_forms_that_are_refused(server: Live, body: bytes, error: str) -> None:
     status, _, text = await post(server, "sizes/predict", body, Content_Type="multipart/form-data; boundary=b")
     assert (status, error in json.loads(text)["error"]) == (400, True), text
+
+
+async def test_damaged_forms_are_refused_or_read() -> None:
+    form = b"--b\r\nContent-Disposition: form-data; name=z; filename*=utf-8''a%20b\r\n\r\nc\r\n--b--\r\n"
+    kind = "multipart/form-data; boundary=b"
+    assert form_parts(form, kind) == [Part("z", b"c")]
+    random = Random(1)
+    damage = [b'"', b";", b"=", b"*", b"'", b"%", b"\r\n", b":", b"(", b"\\", b"\xff", b"\0", b"[", b"*0*", b""]
+    refused = 0
+    for _ in range(5000):
+        damaged, damaged_kind = bytearray(form), kind
+        for _ in range(random.randint(1, 6)):
+            at = random.randrange(len(form))
+            damaged[at : at + random.choice([0, 1, 3])] = random.choice(damage)
+        if random.random() < 0.2:
+            at = random.randrange(len(kind))
+            damaged_kind = kind[:at] + random.choice(damage).decode(errors="surrogateescape") + kind[at:]
+        try:
+            form_parts(bytes(damaged), damaged_kind)
+        except InvalidArgument:
+            refused += 1
+    assert 0 < refused < 5000
 
 
 async def test_a_stream_is_events_or_lines(server: Live) -> None:

@@ -231,32 +231,36 @@ def _with_batch(tensor: InputTensor, signature: Signature) -> InputTensor:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a form. `is_file`: it has the name of a file."""
+    """A part of a form."""
 
     name: str
-    is_file: bool
     content: bytes
 
 
 def form_parts(body: bytes, content_type: str) -> list[Part]:
     """Return the parts of a multipart form (RFC 7578). Raise `InvalidArgument`."""
-    boundary = _headers(b"Content-Type: " + content_type.encode())["content-type"].params.get("boundary", "")
-    _, *pieces = (b"\r\n" + body).split(b"\r\n--" + boundary.encode())
+    own = _parameters_of("content-type", b"Content-Type: " + content_type.encode(errors="surrogateescape"))
+    boundary = own.get("boundary", "")
+    _, *pieces = (b"\r\n" + body).split(b"\r\n--" + boundary.encode(errors="surrogateescape"))
     if not boundary or not pieces or not pieces[-1].startswith(b"--"):
         raise InvalidArgument("expected a form whose parts end with the boundary of its Content-Type")
     parts = []
     for piece in pieces[:-1]:
         head, _, content = piece.lstrip(b" \t").removeprefix(b"\r\n").partition(b"\r\n\r\n")
-        disposition = _headers(head)["content-disposition"]
-        name = None if disposition is None else disposition.params.get("name")
-        if name is None:
+        own = _parameters_of("content-disposition", head)
+        if "name" not in own:
             raise InvalidArgument("expected a name in each part of the form, got none")
-        parts.append(Part(name, "filename" in disposition.params, content))
+        parts.append(Part(own["name"], content))
     return parts
 
 
-def _headers(text: bytes) -> Any:
-    return BytesHeaderParser(policy=HTTP).parsebytes(text)
+def _parameters_of(header: str, head: bytes) -> Mapping[str, str]:
+    """Return the parameters of a header, none if it is absent. Raise `InvalidArgument`."""
+    try:
+        found = BytesHeaderParser(policy=HTTP).parsebytes(head)[header]
+        return {} if found is None else found.params
+    except Exception as error:  # The library raises a dozen of them for headers that are not valid.
+        raise InvalidArgument(f"a form's header {header} cannot be read: {type(error).__name__}") from error
 
 
 def _of_form(parts: Sequence[Part], signature: Signature, limits: JsonLimits) -> list[InputTensor]:
