@@ -374,6 +374,8 @@ async def test_requests_that_are_too_large(tmp_path: Path) -> None:
 
 # --- loads that fail ---
 
+UNLOADABLE = "it could not be loaded; the server's log says why"
+
 
 async def test_a_load_that_fails(interface: str, tmp_path: Path) -> None:
     file = put(tmp_path / "a" / "1", text=FAILS)
@@ -382,8 +384,8 @@ async def test_a_load_that_fails(interface: str, tmp_path: Path) -> None:
         control = control_of(served, interface)
         assert await control.load("a") == load_failed("a", why)
         assert await control.index() == [Row("a", "1", "UNAVAILABLE", why)]
-        assert await ask(served, "a") == unknown("a")
-        assert await ask(served, "a", "1") == not_ready("a", 1)
+        assert await ask(served, "a") == unknown("a", f"has no available versions: {UNLOADABLE}")
+        assert await ask(served, "a", "1") == (not_ready("a", 1)[0], f"{not_ready('a', 1)[1]}: {UNLOADABLE}")
         assert not await control.ready("a")
         assert not await control.ready(), "a model that failed is not ready"
         assert await control.load("a") == load_failed("a", why), "it is tried again"
