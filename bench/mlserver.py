@@ -127,13 +127,11 @@ def measured_models(
             for subject in subjects:
                 subject.expected = measure.call_once(subject)
             for number in in_flight:
-                load = partial(measure.load, Scenario(model, COLUMNS_OF_MODELS, number, _made_already))
+                load = partial(
+                    measure.load,
+                    Scenario(model, COLUMNS_OF_MODELS, number, lambda *_, model=model: exchange(model)),
+                )
                 yield model, number, asyncio.run(rounds.interleaved(subjects, plan, load))
-
-
-def _made_already(*_: object) -> Exchange:
-    """Each subject has its exchange."""
-    raise NotImplementedError
 
 
 def lines(measured: Sequence[Measured[str]]) -> Iterator[str]:

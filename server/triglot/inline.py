@@ -63,7 +63,7 @@ def running(*models: Served | Mapping[str, Served], **options: Any) -> RunningSe
 
 
 class RunningServer:
-    """A server for a block: `with` or `async with`, once."""
+    """A server for a block: `with` or `async with`, one at a time."""
 
     def __init__(self, config: Config, roots: list[Root], *, skip_missing_dependencies: bool) -> None:
         self._config = config
@@ -114,13 +114,12 @@ class RunningServer:
         await server.stop()
 
     def __enter__(self) -> RunningServer:
+        self._started.clear()
         # A daemon: a model that never returns must not keep the process alive.
         self._thread = threading.Thread(target=self._run, name="triglot", daemon=True)
         self._thread.start()
         self._started.wait()
-        if self._failure is not None:
-            self._thread.join()
-            raise self._failure
+        self._raise_failure()
         return self
 
     def __exit__(
@@ -131,12 +130,19 @@ class RunningServer:
         assert self._thread is not None
         self._loop.call_soon_threadsafe(self._on_end.set)
         self._thread.join()
+        self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        """Raise what ended the thread, if anything did."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
 
     def _run(self) -> None:
         try:
             with asyncio.Runner(loop_factory=loop_factory(self._config)) as runner:
                 runner.run(self._serve())
-        except BaseException as error:  # Raised by `__enter__`.
+        except BaseException as error:  # Raised where the block begins or ends.
             self._failure = error
         finally:
             self._started.set()

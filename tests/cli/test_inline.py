@@ -70,6 +70,9 @@ def test_a_server_for_a_block(tmp_path: Path) -> None:
     assert model.closes == 1
     with pytest.raises(RuntimeError, match="inside of its `with` block"):
         _ = server.rest_port
+    with server:
+        assert infer(server.url, "two_times", [5]) == [10]
+    assert model.closes == 2
 
 
 async def test_a_server_on_the_running_loop() -> None:
