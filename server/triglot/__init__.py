@@ -35,6 +35,22 @@ from triglot.model.scheduling import (
     Step,
 )
 from triglot.model.signature import Signature
+from triglot.model.tensor_types import (
+    BFloat16,
+    Bool,
+    Bytes,
+    Float16,
+    Float32,
+    Float64,
+    Int8,
+    Int16,
+    Int32,
+    Int64,
+    UInt8,
+    UInt16,
+    UInt32,
+    UInt64,
+)
 from triglot.version import __version__
 
 if TYPE_CHECKING:
@@ -46,6 +62,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Answer",
+    "BFloat16",
+    "Bool",
+    "Bytes",
     "Call",
     "Cancelled",
     "Code",
@@ -57,7 +76,14 @@ __all__ = [
     "DynamicBatching",
     "Ensemble",
     "FailedPrecondition",
+    "Float16",
+    "Float32",
+    "Float64",
     "InitialState",
+    "Int8",
+    "Int16",
+    "Int32",
+    "Int64",
     "Internal",
     "InvalidArgument",
     "Model",
@@ -74,6 +100,10 @@ __all__ = [
     "Signature",
     "Step",
     "TensorSpec",
+    "UInt8",
+    "UInt16",
+    "UInt32",
+    "UInt64",
     "Unavailable",
     "Unimplemented",
     "__version__",

@@ -36,7 +36,7 @@ def infer(model: triglot.Model, signature: str = "", parameters: Any = None, **i
     for name, rule in declared.input_rules.items():
         assert rule.fits(tensors[name].shape)
         assert tensors[name].dtype == rule.dtype
-    answer = model.infer(tensors, call) if takes_call(model.infer) else model.infer(tensors)
+    answer = model.infer(tensors, call) if takes_call(model) else model.infer(tensors)
     ((name, array),) = answer.items()
     (rule,) = declared.output_rules.values()
     assert name == rule.spec.name

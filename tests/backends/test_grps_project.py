@@ -145,7 +145,7 @@ def test_what_a_model_says_of_itself(tmp_path: Path) -> None:
     settings = write_project(tmp_path, ECHO, max_concurrency=3)
     with opened(settings, "m") as model:
         check_declarations(model)
-        assert takes_call(model.infer)
+        assert takes_call(model)
         assert (model.platform, model.instances) == ("grps", 3)
         assert model.takes_messages
         assert model.any_tensors

@@ -20,7 +20,8 @@ from triglot.backends import foreign_classes, missing_dependency
 from triglot.backends.child_modules import unique_name
 from triglot.backends.foreign_classes import mentions
 from triglot.backends.model_modules import ModelModules, ModuleFinder
-from triglot.core.errors import MissingDependency, ModelLoadError, NeedsProcess
+from triglot.core.errors import Code, MissingDependency, ModelLoadError, NeedsProcess
+from triglot.model import tensor_types
 from triglot.model.config import NO_CONFIG, REMOTE_EXECUTIONS, ModelConfig
 from triglot.model.model import Model, is_async
 from triglot.model.reshaping import warn_of_reshapes
@@ -133,6 +134,10 @@ def _check(file: Path, model_class: type[Model], config: ModelConfig) -> None:
 def _loaded(model: Model, file: Path, config: ModelConfig) -> Model:
     vars(model)["model_config"] = config  # Also works for a frozen dataclass.
     model.load(file.parent)
+    try:
+        tensor_types.declare(model)
+    except ValueError as error:
+        raise ModelLoadError(f"{file}: {error}", Code.INVALID_ARGUMENT) from error
     return model
 
 

@@ -67,4 +67,4 @@ def _check_infer_batch(infer_batch: object) -> None:
 
 def looks_at_call(model: Model) -> bool:
     """Return whether the model's own code gets the call. Raise as `takes_call`."""
-    return model.looks_at_call if isinstance(model, HostedModel) else takes_call(model.infer)
+    return model.looks_at_call if isinstance(model, HostedModel) else takes_call(model)

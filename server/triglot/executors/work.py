@@ -38,6 +38,7 @@ from triglot.core.tensor import Array
 from triglot.core.types import Answer, InferenceRequest
 from triglot.model.model import Model, signature_of
 from triglot.model.signature import Signature
+from triglot.model.tensor_types import by_arguments
 
 log = logging.getLogger(__name__)
 
@@ -81,13 +82,16 @@ def seen_late(error: E, call: Call, when: str) -> E | DeadlineExceeded:
     return error
 
 
-def takes_call(infer: Callable[..., Any]) -> bool:
-    """Return whether `infer` takes the call as its second argument, after the inputs.
+def takes_call(model: Model) -> bool:
+    """Return whether the model's `infer` takes the call as its second argument, after the inputs.
 
     A second parameter with a default does not count, unless it is named `call`. Raise `ValueError` if `infer`
-    accepts neither one argument nor two.
+    accepts neither one argument nor two, and its inputs are no arguments of their own.
     """
+    infer = model.infer
     signature = signature_of(infer)
+    if model.takes_arguments:
+        return "call" in signature.parameters
     if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in signature.parameters.values()):
         return True
     for arguments in (1, 2):
@@ -100,11 +104,13 @@ def takes_call(infer: Callable[..., Any]) -> bool:
 
 
 def function_of(model: Model) -> Function:
-    """Return the model's `infer` as a function of inputs and call, even if it takes no call.
+    """Return the model's `infer` as a function of inputs and call, whatever it takes.
 
     Raise as `takes_call`.
     """
-    return model.infer if takes_call(model.infer) else _without_call(model.infer)
+    if model.takes_arguments:
+        return by_arguments(model.infer)
+    return model.infer if takes_call(model) else _without_call(model.infer)
 
 
 def _without_call(infer: Callable[[Inputs], Any]) -> Callable[[Inputs, Call], Any]:

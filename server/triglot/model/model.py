@@ -59,7 +59,8 @@ class Model:
     """A model: named tensors in, named tensors out. Usable without a server.
 
     Write `infer(self, inputs)` or `infer(self, inputs, call)`. `inputs` maps each input's name to a read-only
-    array, a view of the request's own bytes; the response maps each output's name to an array.
+    array, a view of the request's own bytes; the response maps each output's name to an array. Or declare inputs
+    and outputs by tensor types: `infer(self, x: Float32[-1, 16]) -> Float32[-1]`, with `call`, too, if wanted.
 
     - A plain function runs on the model's own threads, one per instance, or in processes with `execution`
       "process".
@@ -106,6 +107,8 @@ class Model:
     """Whether it takes and returns whole messages in a grps call, see `Call.exchange`."""
     description: Mapping[str, Any] | None = None
     """Its own description for grps' metadata; None: the declared inputs and outputs are returned instead."""
+    takes_arguments: bool = False
+    """Whether `infer` takes each input as an argument of its name, as its tensor types say."""
     takes_parameters: bool = False
     """Whether it reads `call.parameters`."""
     max_batch_size: int = 0

@@ -15,7 +15,7 @@ from contextlib import aclosing, closing, suppress
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from triglot.core.call import Call, ModelCall, ModelTask
 from triglot.core.current_calls import RunningFor
@@ -56,7 +56,7 @@ class Worker:
         self._function = function_of(model)
         self._infer_batch = model.infer_batch
         self._start = model.start_instance
-        self._no_call = None if takes_call(model.infer) else Call()
+        self._no_call = None if takes_call(model) else Call()
         self._current: CallState | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         session.own = self._reach
@@ -340,6 +340,18 @@ def _load_function(path: str) -> Callable[[str, Path, InstanceConfig], Model]:
     return function
 
 
+_OWN: Final = (
+    "infer",
+    "infer_batch",
+    "check_ready",
+    "model_config",
+    "own_metrics",
+    "own_batches",
+    "takes_arguments",
+)
+"""Attributes that concern the process alone."""
+
+
 def _declared(model: Model, config: InstanceConfig) -> dict[str, Any]:
     """Return the model's attributes, and what else the server needs to know of it.
 
@@ -350,7 +362,7 @@ def _declared(model: Model, config: InstanceConfig) -> dict[str, Any]:
         raise ValueError("execution: expected 'thread' for a model that takes whole messages, got 'process'")
     declared: dict[str, Any] = {}
     for name in Model.__annotations__:
-        if name not in ("infer", "infer_batch", "check_ready", "model_config", "own_metrics", "own_batches"):
+        if name not in _OWN:
             try:
                 dumps(declared.setdefault(name, getattr(model, name)))
             except TypeError as error:
@@ -360,7 +372,7 @@ def _declared(model: Model, config: InstanceConfig) -> dict[str, Any]:
     infer = model.infer
     return {
         "class": type(model).__name__,
-        "takes_call": takes_call(infer),
+        "takes_call": takes_call(model),
         "lists": model.infer_batch is not None,
         "checks_ready": model.check_ready is not None,
         "metrics": model.own_metrics is not None,
