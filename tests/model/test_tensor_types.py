@@ -158,4 +158,4 @@ def test_other_annotations_declare_nothing(tmp_path: Path, infer: str) -> None:
 def test_a_model_is_called_as_it_is_written(tmp_path: Path) -> None:
     infer = "def infer(self, x: Float32[-1, 2]) -> Float32[-1]: return x.sum(axis=1)"
     model = python.load(write(tmp_path, infer), NO_CONFIG)
-    assert model.infer(np.float32([[1, 2]])).tolist() == [3]
+    assert model.infer(np.array([[1, 2]], np.float32)).tolist() == [3]
