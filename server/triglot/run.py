@@ -8,9 +8,10 @@ import json
 import logging
 import os
 import shlex
+import shutil
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from triglot.model.signature import ModelMetadata
 from triglot.platform.memory import keep_memory
 from triglot.platform.systemd import ServiceManager
 from triglot.progress import load_progress
-from triglot.protocols.sample_calls import SampleCall, sample_calls
+from triglot.protocols.sample_calls import first_call
 from triglot.repository.config.settings import ModelSettings, settings_of
 from triglot.repository.manager.loader import Adapt, Load
 from triglot.repository.manager.summary import VersionSummary
@@ -223,7 +224,7 @@ async def _serve(start: Start, handler: logging.Handler, control: Control, servi
         return FAILED if errors else 0
     for line in start.opened(server.grpc_port, server.rest_port) if control.number == 1 else ():
         log.info("%s", line)
-    hints = hint_lines(server.metadata(), config, server.grpc_port, server.rest_port)
+    hints = hint_lines(server.metadata(), config, server.grpc_port, server.rest_port, server.pages)
     await control.serving(hints)
     for line in hints if control.single_process else ():
         print(line, flush=True)
@@ -331,49 +332,47 @@ def _exit(text: str, status: int = FAILED) -> NoReturn:
     os._exit(status)
 
 
-CONTENT_TYPE = "-H 'Content-Type: application/json' "
+GRPC_ADDRESS = Config(host="127.0.0.1").local_address(Config().grpc_port)
+"""What `triglot infer` connects to without `--url`."""
 TOKEN = f'-H "authorization: Bearer ${TOKEN_VARIABLE}" '
 
 
-def hint_lines(models: list[ModelMetadata], config: Config, grpc_port: int, rest_port: int) -> list[str]:
-    """Return example commands for the first model whose inputs fit on a line; empty without such a model.
+def hint_lines(
+    models: list[ModelMetadata], config: Config, grpc_port: int, rest_port: int, pages: Mapping[str, str]
+) -> list[str]:
+    """Return lines to paste: where the `pages` are, and how to call the first model whose inputs fit on a line.
 
-    curl for each protocol, and Python and grpcurl for the first one, if their ports are open. With TLS they accept
-    any certificate, as the server's public name is unknown; if clients need certificates there are none. With an
-    access file they use the token in the shell's TRIGLOT_TOKEN.
+    `pages`: paths by name. With TLS, curl accepts any certificate, as the server's public name is unknown; if
+    clients need certificates there are no lines. With an access file they use the token in TRIGLOT_TOKEN.
     """
     if config.tls_client_ca:
         return []
-    for model in models:
-        calls = sample_calls(model, config.protocol_names, grps_customized_body=config.grps_customized_body)
-        if calls:
-            return _lines(calls, config, grpc_port, rest_port)
-    return []
-
-
-def _lines(calls: list[SampleCall], config: Config, grpc_port: int, rest_port: int) -> list[str]:
-    first, lines = calls[0], []
     tls = bool(config.tls_certificate)
-    token = TOKEN if config.access else ""
-    if config.rest_port != NO_PORT:
-        flags = "-sk" if tls else "-s"
-        server = f"{'https' if tls else 'http'}://{config.local_address(rest_port)}"
-        for call in calls:
-            header = (CONTENT_TYPE if call.json else "") + token
-            lines.append(f"curl {flags} {server}{call.path} {header}-d {shlex.quote(json.dumps(call.body))}")
-        asked = f"{server + first.path!r}, {json.dumps(first.body).encode()!r}"
-        fields = ["'Content-Type': 'application/json'"] if first.json else []
-        fields += [f"'authorization': 'Bearer ' + os.environ['{TOKEN_VARIABLE}']"] if token else []
-        if fields:
-            asked = f"urllib.request.Request({asked}, {{{', '.join(fields)}}})"
-        any_certificate = ", context=ssl._create_unverified_context()" if tls else ""
-        modules = [*(["os"] if token else []), *(["ssl"] if tls else []), "urllib.request"]
-        lines.append(
-            f"python3 <<'END'\nimport {', '.join(modules)}\n"
-            f"print(urllib.request.urlopen({asked}{any_certificate}).read().decode())\nEND"
-        )
-    if config.grpc_port != NO_PORT:
-        message = shlex.quote(json.dumps(first.message))
-        flag, server = "-insecure" if tls else "-plaintext", config.local_address(grpc_port)
-        lines.append(f"grpcurl {flag} {token}-d {message} {server} {first.method}")
+    server = f"{'https' if tls else 'http'}://{config.local_address(rest_port)}"
+    lines = [f"# {name}: {server}{path}" for name, path in pages.items()]
+    for model in models:
+        call = first_call(model, config.protocol_names, grps_customized_body=config.grps_customized_body)
+        if call is None:
+            continue
+        if "kserve" in config.protocol_names and config.grpc_port != NO_PORT and not tls:
+            address = config.local_address(grpc_port)
+            url = "" if address == GRPC_ADDRESS else f" --url {address}"
+            lines.append(f"{_program()} infer {shlex.quote(model.name)}{url}")
+        if config.rest_port != NO_PORT:
+            token = TOKEN if config.access else ""
+            header = ("-H 'Content-Type: application/json' " if call.json else "") + token
+            body = shlex.quote(json.dumps(call.body))
+            lines.append(f"curl {'-sk' if tls else '-s'} {server}{call.path} {header}-d {body}")
+        break
     return lines
+
+
+def _program() -> str:
+    """Return how a shell in this folder runs this installation."""
+    own = Path(sys.executable).with_name("triglot")
+    found = shutil.which("triglot")
+    if found is not None and Path(found) == own:
+        return "triglot"
+    if not own.exists():
+        return f"{shlex.quote(sys.executable)} -m triglot"
+    return shlex.quote(str(own.relative_to(Path.cwd()) if own.is_relative_to(Path.cwd()) else own))

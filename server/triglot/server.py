@@ -64,6 +64,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 METRICS = "/metrics"
+PAGES = {"monitor": "/", "API": "/docs"}
+"""Paths of the pages for people."""
 NAMED = 3
 """Models that the error of a start names."""
 MIN_REQUESTED_INSTANCES = 8
@@ -168,6 +170,8 @@ class Server:
         self._resting: asyncio.Task[None] | None = None
         self.grpc_port = 0
         self.rest_port = 0
+        self.pages: dict[str, str] = {}
+        """Those of `PAGES` that it serves, while it runs."""
         self.metrics_port = 0
         self._grpc: GrpcServer | H2Server | None = None
         self._http: HttpServer | None = None
@@ -428,9 +432,9 @@ class Server:
             self.metrics_port = await self._metrics_http.start()
             log.info("metrics on %s", config.address(self.metrics_port))
         log.info("%s in %.2f s", " and ".join(listeners), time.monotonic() - started)
-        if self.rest_port and any(route.path == "/" for route in routes):
-            scheme = "https" if self.config.tls_certificate else "http"
-            log.info("the monitor page is at %s://%s/", scheme, self.config.address(self.rest_port))
+        if self.rest_port:
+            paths = {route.path for route in routes}
+            self.pages = {name: path for name, path in PAGES.items() if path in paths}
         if self.config.first_protocol == "grps" and not self.config.grps_online:
             log.info("grps health: not ready until Online is called; start with --online to be ready at once")
         if self._grpc_names() and self.config.grpc_transport == "aio" and not self.config.only_known_connect:

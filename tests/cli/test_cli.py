@@ -266,7 +266,7 @@ def test_the_log_of_a_start_and_the_sample_calls(tmp_path: Path) -> None:
         write_model(tmp_path / "two" / version)
     with Triglot(tmp_path, *FREE_PORTS) as server:
         grpc_port, rest_port = server.ports()
-        server.stdout.wait_for("grpcurl .*\n")
+        server.stdout.wait_for("curl .*\n")
     expected = [
         "models to load: 2",
         rf"3 versions loaded in {SECONDS_TEXT}",
@@ -275,20 +275,16 @@ def test_the_log_of_a_start_and_the_sample_calls(tmp_path: Path) -> None:
         rf"two +2 +python +x INT32 \[1\] +y INT32 \[1\] +- +1 thread +{SECONDS_TEXT} +READY",
         rf"two +10 +python +x INT32 \[1\] +y INT32 \[1\] +- +1 thread +{SECONDS_TEXT} +READY",
         rf"gRPC on 127\.0\.0\.1:{grpc_port} and REST on 127\.0\.0\.1:{rest_port} in {SECONDS_TEXT}",
-        rf"the monitor page is at http://127\.0\.0\.1:{rest_port}/",
     ]
     lines = server.stderr.text().splitlines()
     assert len(lines) == len(expected), lines
     for line, pattern in zip(lines, expected, strict=True):
         assert re.fullmatch(r"\d\d:\d\d:\d\d I " + pattern, line)
-    curl, curl_tfserving, curl_grps, here, _, request, end, grpcurl = server.stdout.text().splitlines()
-    assert curl.startswith(f"curl -s http://127.0.0.1:{rest_port}/v2/models/one/infer ")
-    assert curl_tfserving.startswith(f"curl -s http://127.0.0.1:{rest_port}/v1/models/one:predict ")
-    assert curl_grps.startswith(f"curl -s http://127.0.0.1:{rest_port}/grps/v1/infer/predict ")
-    assert (here, end) == ("python3 <<'END'", "END")
-    assert f"http://127.0.0.1:{rest_port}/v2/models/one/infer" in request
-    assert grpcurl.startswith("grpcurl -plaintext ")
-    assert grpcurl.endswith(f" 127.0.0.1:{grpc_port} inference.GRPCInferenceService/ModelInfer")
+    monitor, api, infer, curl = server.stdout.text().splitlines()
+    assert monitor == f"# monitor: http://127.0.0.1:{rest_port}/"
+    assert api == f"# API: http://127.0.0.1:{rest_port}/docs"
+    assert infer.endswith(f"triglot infer one --url 127.0.0.1:{grpc_port}")
+    assert curl.startswith(f"curl -s http://127.0.0.1:{rest_port}/v2/models/one/predict ")
 
 
 def test_what_loads_later_has_lines_of_its_own(tmp_path: Path) -> None:
@@ -321,21 +317,20 @@ def test_the_sample_calls_are_for_a_model_that_serves(tmp_path: Path) -> None:
     write_model(tmp_path / "a_broken", "1 +")
     write_model(tmp_path / "b_large", IDENTITY.replace("[1]", "[1000]"))
     write_model(tmp_path / "c_half", IDENTITY.replace("INT32", "FP16"))
-    write_model(tmp_path / "d_stream", IDENTITY.replace("return", "yield"))
     write_model(tmp_path / "e_good")
     with Triglot(tmp_path, *FREE_PORTS, "--no-exit-on-load-error") as server:
-        server.stdout.wait_for("grpcurl .*\n")
-    assert "/v2/models/e_good/infer" in server.stdout.text().splitlines()[0]
+        server.stdout.wait_for("curl .*\n")
+    assert "/v2/models/e_good/predict" in server.stdout.text().splitlines()[-1]
     assert re.search(r" I a_broken +1 +python +- .* FAILED$", server.stderr.text(), re.MULTILINE)
 
 
-@pytest.mark.parametrize(("old", "new"), [("[1]", "[1000]"), ("INT32", "BF16"), ("return", "yield")])
+@pytest.mark.parametrize(("old", "new"), [("[1]", "[1000]"), ("INT32", "BF16")])
 def test_no_sample_call_is_printed_that_cannot_work(tmp_path: Path, old: str, new: str) -> None:
     write_model(tmp_path / "model", IDENTITY.replace(old, new))
     with Triglot(tmp_path, *FREE_PORTS, "--drain-delay", "0") as server:
         server.ports()
         server.stop()
-    assert not server.stdout.text()
+    assert [line[:2] for line in server.stdout.text().splitlines()] == ["# "] * 2
 
 
 def test_an_ipv6_address(tmp_path: Path) -> None:
@@ -345,8 +340,8 @@ def test_an_ipv6_address(tmp_path: Path) -> None:
         pytest.skip("this machine has no IPv6 loopback")
     write_model(tmp_path / "model")
     with Triglot(tmp_path, *FREE_PORTS, "--host", "::1") as server:
-        port = server.stdout.wait_for(r"curl -s http://\[::1\]:(\d+)/v2/models/model/infer ")[1]
-        address = server.stdout.wait_for(r"grpcurl .* (\[::1\]:\d+) inference.GRPCInferenceService/ModelInfer")[1]
+        port = server.stdout.wait_for(r"curl -s http://\[::1\]:(\d+)/v2/models/model/predict ")[1]
+        address = server.stdout.wait_for(r"triglot infer model --url (\[::1\]:\d+)")[1]
         assert Rest(int(port), "[::1]").get("/v2/health/ready")[0] == 200
         with grpc.insecure_channel(address) as channel:
             assert infer(channel, "model") == 7

@@ -1,4 +1,4 @@
-"""The sample calls, for every datatype, read as the protocols read them."""
+"""The sample calls, for every datatype, read as the protocols read them; and the lines that a start prints."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from triglot.protocols.grps import json_reader
 from triglot.protocols.grps.mapping import bind_message
 from triglot.protocols.kserve import codec as kserve_codec
 from triglot.protocols.kserve import rest as kserve_rest
+from triglot.protocols.sample_calls import sample_calls
 from triglot.protocols.tfserving import codec as tfserving_codec
 from triglot.protocols.tfserving import rest_predict
 from triglot.run import hint_lines
@@ -41,13 +42,20 @@ def metadata(
 
 
 def lines(*models: ModelMetadata, **options: object) -> list[str]:
-    return hint_lines(list(models), Config(**options), 1, 2)  # type: ignore[arg-type]  # Any option.
+    config = Config(**options)  # type: ignore[arg-type]  # Any option.
+    return hint_lines(list(models), config, 1, 2, {"monitor": "/"})[1:]
 
 
 def body(line: str) -> str:
-    """What a curl or grpcurl line sends."""
+    """What a curl line sends."""
     words = shlex.split(line)
     return words[words.index("-d") + 1]
+
+
+def sample(model: ModelMetadata, protocol: str) -> tuple[bytes, str]:
+    """The JSON that a sample call of the protocol sends over REST, and that of its gRPC message."""
+    (call,) = sample_calls(model, [protocol])
+    return json.dumps(call.body).encode(), json.dumps(call.message)
 
 
 def check(signature: Signature, inputs: list[InputTensor], shape: Sequence[int]) -> None:
@@ -63,34 +71,33 @@ def check(signature: Signature, inputs: list[InputTensor], shape: Sequence[int])
 def test_every_protocol_understands_its_line(datatype: str, case: str) -> None:
     declared, shape = SHAPES[case]
     model = metadata(TensorSpec("x", datatype, declared))
-    curl, _, grpcurl = lines(model, protocols="kserve")
-    read = kserve_rest.decode_infer(HttpRequest({"model": "m"}, {}, body(curl).encode()))
+    rest, message = sample(model, "kserve")
+    read = kserve_rest.decode_infer(HttpRequest({"model": "m"}, {}, rest))
     check(model.signature, read.request.inputs, shape)
-    kserve = json_format.Parse(body(grpcurl), inference_pb2.ModelInferRequest())
+    kserve = json_format.Parse(message, inference_pb2.ModelInferRequest())
     check(model.signature, kserve_codec.decode_infer(kserve.SerializeToString()).inputs, shape)
 
     if datatype == "UINT16":
-        assert lines(model, protocols="tfserving,grps") == []
+        assert sample_calls(model, ["tfserving", "grps"]) == []
         return
     check_grps(model, shape)
-    curl, _, grpcurl = lines(model, protocols="tfserving")
-    predict = rest_predict.decode_predict(body(curl).encode(), lambda _: model.signature)
+    rest, message = sample(model, "tfserving")
+    predict = rest_predict.decode_predict(rest, lambda _: model.signature)
     check(model.signature, predict.inputs, shape)
-    tfserving = json_format.Parse(body(grpcurl), predict_pb2.PredictRequest())
+    tfserving = json_format.Parse(message, predict_pb2.PredictRequest())
     check(model.signature, tfserving_codec.decode_predict(tfserving.SerializeToString()).inputs, shape)
 
 
 def check_grps(model: ModelMetadata, shape: Sequence[int]) -> None:
     """The samples of grps' lines are what the model takes, where grps has the datatype."""
-    given = lines(model, protocols="grps")
     if model.signature.inputs[0].datatype in ("BOOL", "UINT32", "UINT64"):
-        assert given == []
+        assert sample_calls(model, ["grps"]) == []
         return
-    curl, _, grpcurl = given
-    message = json_reader.read_message(body(curl).encode())
+    rest, sent = sample(model, "grps")
+    message = json_reader.read_message(rest)
     assert message.model == "m-1"
     check(model.signature, bind_message(message, model.signature, "m"), shape)
-    encoded = json_format.Parse(body(grpcurl), grps_pb2.GrpsMessage()).SerializeToString()
+    encoded = json_format.Parse(sent, grps_pb2.GrpsMessage()).SerializeToString()
     check(model.signature, bind_message(grps_codec.decode_message(encoded), model.signature, "m"), shape)
 
 
@@ -100,12 +107,11 @@ def test_a_grps_project_takes_what_it_declares() -> None:
     assert lines(unknown) == []
     signature = Signature([TensorSpec("x", "FP32", [-1])], OUTPUTS, any_tensors=True)
     known = ModelMetadata("known", ["1"], "grps", signature, decoupled=False)
-    curl, python, grpcurl = lines(unknown, known, protocols="grps")
+    (curl,) = lines(unknown, known, protocols="grps")
+    assert "-H 'Content-Type: application/json'" in curl
     tensor = {"name": "x", "dtype": "DT_FLOAT32", "shape": [1], "flat_float32": [1.5]}
-    message = {"model": "known-1", "gtensors": {"tensors": [tensor]}}
-    assert json.loads(body(curl)) == json.loads(body(grpcurl)) == message
-    assert "{'Content-Type': 'application/json'}" in python
-    assert "/v2/models/known/infer" in lines(known)[0]
+    assert json.loads(body(curl)) == {"model": "known-1", "gtensors": {"tensors": [tensor]}}
+    assert "/v2/models/known/predict" in lines(known)[-1]
     # It reads the bodies of grps' HTTP itself.
     assert lines(known, protocols="grps", grps_customized_body=True) == []
 
@@ -115,47 +121,40 @@ def test_an_answer_that_tensorflow_serving_cannot_print(datatype: str) -> None:
     """REST has no JSON for it (tfs 4.4)."""
     signature = Signature([TensorSpec("x", "FP32", [-1])], [TensorSpec("y", datatype, [-1])])
     model = ModelMetadata("m", ["1"], "python", signature, decoupled=False)
-    assert lines(model, protocols="tfserving") == []
-    assert len(lines(model, protocols="kserve,tfserving")) == 3
+    assert sample_calls(model, ["tfserving"]) == []
+    assert len(sample_calls(model, ["kserve", "tfserving"])) == 1
 
 
-def test_every_protocol() -> None:
-    v2, v1, grps, python, grpcurl = lines(metadata(TensorSpec("x", "FP32", [-1])))
-    assert v2.startswith("curl -s http://127.0.0.1:2/v2/models/m/infer -d ")
-    assert v1 == """curl -s http://127.0.0.1:2/v1/models/m:predict -d '{"inputs": {"x": [1.5]}}'"""
-    assert grps.startswith(
-        "curl -s http://127.0.0.1:2/grps/v1/infer/predict -H 'Content-Type: application/json' -d "
-    )
-    assert "http://127.0.0.1:2/v2/models/m/infer" in python
-    assert grpcurl.endswith(" 127.0.0.1:1 inference.GRPCInferenceService/ModelInfer")
+def test_a_line_for_the_pages_one_for_the_command_line_and_one_for_rest() -> None:
+    model = metadata(TensorSpec("x", "FP32", [-1]))
+    monitor, infer, curl = hint_lines([model], Config(), 1, 2, {"monitor": "/"})
+    assert monitor == "# monitor: http://127.0.0.1:2/"
+    assert infer.endswith("triglot infer m --url 127.0.0.1:1")
+    assert curl == """curl -s http://127.0.0.1:2/v2/models/m/predict -d '{"x": [1.5]}'"""
+    assert lines(model, protocols="tfserving,grps") == [
+        """curl -s http://127.0.0.1:2/v1/models/m:predict -d '{"inputs": {"x": [1.5]}}'"""
+    ]
+    assert hint_lines([model], Config(), 8001, 2, {})[0].endswith("triglot infer m")
 
 
 def test_lines_of_a_server_with_tls() -> None:
     model = metadata(TensorSpec("x", "FP32", [-1]))
     files = {"tls_certificate": "c.pem", "tls_key": "c.key"}
-    curl, python, grpcurl = lines(model, protocols="kserve", **files)
-    assert curl.startswith("curl -sk https://127.0.0.1:2/v2/models/m/infer ")
-    assert "urlopen('https://127.0.0.1:2/" in python
-    assert "import ssl, urllib.request" in python
-    assert ", context=ssl._create_unverified_context())" in python
-    assert grpcurl.startswith("grpcurl -insecure -d ")
-    assert lines(model, protocols="kserve", tls_client_ca="ca.pem", **files) == []
+    (curl,) = lines(model, **files)
+    assert curl.startswith("curl -sk https://127.0.0.1:2/v2/models/m/predict ")
+    assert lines(model, tls_client_ca="ca.pem", **files) == []
 
 
 def test_lines_of_a_server_with_an_access_file() -> None:
     model = metadata(TensorSpec("x", "FP32", [-1]))
-    curl, python, grpcurl = lines(model, protocols="grps", access="access.toml")
-    assert ' -H "authorization: Bearer $TRIGLOT_TOKEN" -d ' in curl
-    assert "import os, urllib.request" in python
-    assert "'application/json', 'authorization': 'Bearer ' + os.environ['TRIGLOT_TOKEN']}" in python
-    assert grpcurl.startswith('grpcurl -plaintext -H "authorization: Bearer $TRIGLOT_TOKEN" -d ')
+    assert ' -H "authorization: Bearer $TRIGLOT_TOKEN" -d ' in lines(model, access="access.toml")[-1]
 
 
 def test_only_open_ports() -> None:
     model = metadata(TensorSpec("x", "FP32", [-1]))
-    assert [line.split()[0] for line in lines(model, rest_port=-1)] == ["grpcurl"]
-    assert [line.split()[0] for line in lines(model, grpc_port=-1)] == ["curl"] * 3 + ["python3"]
-    assert [line.split()[0] for line in lines(model, grpc_port=-1, rest_port=-1, grpc_socket="/s")] == []
+    assert [" infer m" in line for line in lines(model, rest_port=-1)] == [True]
+    assert ["/predict" in line for line in lines(model, grpc_port=-1)] == [True]
+    assert lines(model, grpc_port=-1, rest_port=-1, grpc_socket="/s") == []
 
 
 @pytest.mark.parametrize(
@@ -173,15 +172,14 @@ def test_only_open_ports() -> None:
 def test_no_line_for_what_cannot_work(model: ModelMetadata) -> None:
     good = metadata(TensorSpec("x", "FP32", [-1]), name="good")
     assert lines(model, protocols="tfserving") == []
-    # KServe's protocol can call what has no inputs.
-    assert bool(lines(model, protocols="kserve")) == (model.signature.inputs == ())
-    assert json.loads(body(lines(model, good, protocols="tfserving")[-1]))["model_spec"] == {"name": "good"}
+    # KServe's protocol can call what has no inputs, and what streams.
+    assert bool(lines(model, protocols="kserve")) == (model.signature.inputs == () or model.decoupled)
+    assert "/v1/models/good:predict" in lines(model, good, protocols="tfserving")[-1]
 
 
 def test_names_are_quoted() -> None:
     model = metadata(TensorSpec("it's", "FP32", [1]), name="a b'c")
-    curl, _, grpcurl = lines(model, protocols="tfserving")
-    words = shlex.split(curl)
-    assert words[2] == "http://127.0.0.1:2/v1/models/a%20b%27c:predict"
-    assert json.loads(body(curl)) == {"inputs": {"it's": [1.5]}}
-    assert json.loads(body(grpcurl))["model_spec"] == {"name": "a b'c"}
+    infer, curl = lines(model)
+    assert shlex.split(infer)[2] == "a b'c"
+    assert shlex.split(curl)[2] == "http://127.0.0.1:2/v2/models/a%20b%27c/predict"
+    assert json.loads(body(curl)) == {"it's": [1.5]}

@@ -155,7 +155,6 @@ def test_rest_is_closed_unless_its_port_is_named(tmp_path: Path) -> None:
     arguments = (f"--model_base_path={folder}", f"--port={grpc_port}")
     with Triglot(*arguments, command="tfserving", environment={"TRIGLOT_HOST": "127.0.0.1"}) as server:
         server.stderr.wait_for(rf"gRPC on 127\.0\.0\.1:{grpc_port} in ")
-        server.stdout.wait_for(rf"^grpcurl .* 127\.0\.0\.1:{grpc_port} \S+/Predict\n$")
         assert "REST on" not in server.stderr.text()
     with Triglot(
         *arguments[:1],

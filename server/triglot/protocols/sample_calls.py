@@ -110,6 +110,23 @@ def sample_calls(
     return calls
 
 
+def first_call(
+    model: ModelMetadata, protocols: Collection[str], *, grps_customized_body: bool = False
+) -> SampleCall | None:
+    """Return the simplest call that the protocols have for the model: of plain JSON, or that of `sample_calls`.
+
+    None as there, but decoupled models have one of plain JSON.
+    """
+    if "kserve" not in protocols:
+        return next(iter(sample_calls(model, protocols, grps_customized_body=grps_customized_body)), None)
+    samples = made_samples(model, LARGEST_SAMPLE)
+    if samples is None or not _all_have_fields(samples):
+        return None
+    body = {sample.name: sample.nested() for sample in samples}
+    call = _kserve_call(model.name, samples)
+    return call._replace(path=f"/v2/models/{quote(model.name)}/predict", body=body)
+
+
 def stream_call(model: ModelMetadata, largest: int = LARGEST_SAMPLE) -> SampleCall | None:
     """Return a call of a decoupled model, by `generate_stream` and ModelStreamInfer; see `sample_calls`."""
     samples = made_samples(model, largest)

@@ -3,7 +3,6 @@
 python tf_grps.py
 """
 
-import shlex
 import sys
 import tempfile
 from contextlib import asynccontextmanager, chdir
@@ -21,14 +20,13 @@ from triglot.backends.grps.gtensors import fill, to_array
 from triglot.backends.grps.project import GrpsProject
 from triglot.backends.grps.settings import read_project
 from triglot.backends.grps.tf_inferer import TfModelInferer, TfTensorConverter
-from triglot.config.options import Config
 from triglot.core.call import Call
 from triglot.core.errors import Internal, InvalidArgument, ModelLoadError
 from triglot.core.types import Exchange
 from triglot.model.model import signatures_of
 from triglot.model.signature import ModelMetadata
 from triglot.pb.grps import grps_pb2 as pb
-from triglot.run import hint_lines
+from triglot.protocols.sample_calls import sample_calls
 from triglot.telemetry.monitor import Monitor
 
 CONVERTER = TfTensorConverter()
@@ -238,11 +236,11 @@ async def check_a_project(subject):
             {"first": ("FP32", (-1, 2)), "second": ("FP32", (-1, 2))},
             {"difference": ("FP32", (-1, 2)), "sum": ("FP32", (-1, 2))},
         )
-        # The line that is printed for it.
+        # The sample call that is shown for it.
         signature = signatures_of(model)["serving_default"]
-        curl = hint_lines([ModelMetadata("d", ["1"], "grps", signature, False)], Config(protocols="grps"), 1, 2)[0]
+        (sample,) = sample_calls(ModelMetadata("d", ["1"], "grps", signature, False), ["grps"])
         call = Call()
-        pasted = json_format.Parse(shlex.split(curl)[-1], pb.GrpsMessage())
+        pasted = json_format.ParseDict(sample.message, pb.GrpsMessage())
         call.exchange = Exchange(pasted.SerializeToString())
         assert named(pb.GrpsMessage.FromString(model.infer({}, call)))["sum"] == [[3, 3]]
         answer = model.infer({"first": A, "second": B}, Call())
