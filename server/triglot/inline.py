@@ -7,7 +7,8 @@ import inspect
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -47,7 +48,7 @@ def serve(*models: Served | Mapping[str, Served], **options: Any) -> None:
             "notebook, a test or a coroutine, use `with triglot.running(...) as server:`"
         )
     config = load_config(None, os.environ, options)
-    start = Start(config, list(_roots(models)) or [DEMO], skip_missing_dependencies=not models)
+    start = Start(config, list(roots_of(models)) or [DEMO], skip_missing_dependencies=not models)
     if status := run(start, set_up_logging(config), Control()):
         raise SystemExit(status)
 
@@ -59,14 +60,42 @@ def running(*models: Served | Mapping[str, Served], **options: Any) -> RunningSe
     `TypeError` and `ValueError` as `serve` does; beginning the block raises `ModelLoadError` and `OSError`.
     """
     config = load_config(None, os.environ, options, defaults=FREE_PORTS)
-    return RunningServer(config, list(_roots(models)) or [DEMO], skip_missing_dependencies=not models)
+    return RunningServer(config, list(roots_of(models)) or [DEMO], skip_missing_dependencies=not models)
 
 
-class RunningServer:
+class ServedAt(ABC):
+    """Where a server that runs is reached."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+
+    @property
+    @abstractmethod
+    def grpc_port(self) -> int:
+        """The port for gRPC."""
+
+    @property
+    @abstractmethod
+    def rest_port(self) -> int:
+        """The port for REST."""
+
+    @property
+    def grpc_address(self) -> str:
+        """What gRPC clients connect to: `127.0.0.1:8001`."""
+        return self._config.local_address(self.grpc_port)
+
+    @property
+    def url(self) -> str:
+        """What REST clients connect to, and the monitor page: `http://127.0.0.1:8000`."""
+        scheme = "https" if self._config.tls_certificate else "http"
+        return f"{scheme}://{self._config.local_address(self.rest_port)}"
+
+
+class RunningServer(ServedAt):
     """A server for a block: `with` or `async with`, one at a time."""
 
     def __init__(self, config: Config, roots: list[Root], *, skip_missing_dependencies: bool) -> None:
-        self._config = config
+        super().__init__(config)
         self._make = partial(Server, roots, config, skip_missing_dependencies=skip_missing_dependencies)
         self._server: Server | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -84,17 +113,6 @@ class RunningServer:
     def rest_port(self) -> int:
         """The port for REST."""
         return self._running().rest_port
-
-    @property
-    def grpc_address(self) -> str:
-        """What gRPC clients connect to: `127.0.0.1:8001`."""
-        return self._config.local_address(self.grpc_port)
-
-    @property
-    def url(self) -> str:
-        """What REST clients connect to, and the monitor page: `http://127.0.0.1:8000`."""
-        scheme = "https" if self._config.tls_certificate else "http"
-        return f"{scheme}://{self._config.local_address(self.rest_port)}"
 
     def _running(self) -> Server:
         if self._server is None:
@@ -162,7 +180,8 @@ def _loop_runs() -> bool:
     return True
 
 
-def _roots(models: tuple[Served | Mapping[str, Served], ...]) -> Iterator[Root]:
+def roots_of(models: Sequence[Served | Mapping[str, Served]]) -> Iterator[Root]:
+    """Yield what a server loads for the models that `serve` takes. Raise `TypeError` and `ValueError` as it."""
     for model in models:
         if isinstance(model, Mapping):
             for name, value in model.items():

@@ -11,7 +11,7 @@ from triglot.core.errors import Code, ServingError
 from triglot.core.operation import EVERYTHING, Permission
 from triglot.core.tensor import Scattered
 
-_CODES = {
+CODE_OF: Final = {
     401: Code.UNAUTHENTICATED,
     403: Code.PERMISSION_DENIED,
     404: Code.NOT_FOUND,
@@ -21,6 +21,7 @@ _CODES = {
     503: Code.UNAVAILABLE,
     504: Code.DEADLINE_EXCEEDED,
 }
+"""The error of an HTTP status; others are INVALID_ARGUMENT below 500, and INTERNAL."""
 STATUS_OF: Final = {
     Code.CANCELLED: 400,
     Code.UNKNOWN: 400,
@@ -76,7 +77,7 @@ def error_of(status: int, body: bytes) -> ServingError:
     except (ValueError, TypeError, KeyError, RecursionError):
         text = body.decode(errors="replace")
     other = Code.INVALID_ARGUMENT if status < 500 else Code.INTERNAL
-    return ServingError(text if isinstance(text, str) else json.dumps(text), code=_CODES.get(status, other))
+    return ServingError(text if isinstance(text, str) else json.dumps(text), code=CODE_OF.get(status, other))
 
 
 def no_work(_: Any) -> int:

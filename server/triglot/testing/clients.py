@@ -1,0 +1,480 @@
+"""Clients for each protocol: numpy arrays in, numpy arrays out, errors as the server's own classes.
+
+Strategy: plain messages and JSON, as any client sends them, without the server's codecs. Several threads may use a
+client at a time.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from http.client import HTTPConnection, HTTPMessage, HTTPSConnection
+from types import TracebackType
+from typing import Any, Final, NoReturn, Self
+from urllib.parse import urlsplit
+
+import grpc
+import numpy as np
+from google.protobuf import json_format
+
+from triglot.core.errors import Code, error_of
+from triglot.core.http import CODE_OF
+from triglot.core.tensor import (
+    DATATYPES,
+    Array,
+    array_over,
+    bytes_elements,
+    datatype_of,
+    native,
+    object_array,
+    raw_buffer,
+    unpack_bytes,
+)
+from triglot.core.types import ParameterValue
+from triglot.inline import ServedAt
+from triglot.pb.grps import grps_pb2
+from triglot.pb.kserve import inference_pb2
+from triglot.pb.tfserving import predict_pb2, tensor_pb2
+
+SECONDS: Final = 60.0
+"""Limit of a call, unless a client has its own."""
+Inputs = Mapping[str, Any]
+"""Arrays by name, or what `numpy.asarray` takes: their dtypes are those that are sent."""
+Outputs = dict[str, Array]
+"""Arrays by name; BYTES are object arrays of `bytes`."""
+
+
+class Client(ABC):
+    """Calls models over one protocol, for a block: `with KServeGrpc(server) as client`.
+
+    `server`: a server of `triglot.testing.serve`, or an address: `127.0.0.1:8001` for gRPC, a URL for REST.
+    `timeout`: limit of each call in seconds. `headers`: what is sent with each call, such as a token.
+
+    Every call raises the `ServingError` that the server answered with.
+    """
+
+    def __init__(
+        self, server: ServedAt | str, *, timeout: float = SECONDS, headers: Mapping[str, str] | None = None
+    ) -> None:
+        self._address = server if isinstance(server, str) else self._address_of(server)
+        self._timeout = timeout
+        self._headers = dict(headers or {})
+
+    @staticmethod
+    @abstractmethod
+    def _address_of(server: ServedAt) -> str:
+        """Return the address that this protocol has."""
+
+    @abstractmethod
+    def infer(self, model: str, inputs: Inputs, *, version: int = 0) -> Outputs:
+        """Call a model and return its outputs. `version`: 0 for the one that the server chooses."""
+
+    def close(self) -> None:  # noqa: B027 - most have nothing to close.
+        """Close the connection, if the client keeps one."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class GrpcClient(Client):
+    """A client with a gRPC connection of its own."""
+
+    def __init__(
+        self, server: ServedAt | str, *, timeout: float = SECONDS, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(server, timeout=timeout, headers=headers)
+        options = [
+            ("grpc.max_send_message_length", -1),
+            ("grpc.max_receive_message_length", -1),
+            ("grpc.use_local_subchannel_pool", 1),  # By default, equal channels share a connection.
+        ]
+        self.channel = grpc.insecure_channel(self._address, options)
+        self._metadata = [(name.lower(), value) for name, value in self._headers.items()]
+
+    @staticmethod
+    def _address_of(server: ServedAt) -> str:
+        return server.grpc_address
+
+    def call(self, method: str, request: Any, response: Any) -> Any:
+        """Make a unary call: `method` is `/package.Service/Method`, `response` the class of its message."""
+        function = self.channel.unary_unary(method, type(request).SerializeToString, response.FromString)
+        try:
+            return function(request, timeout=self._timeout, metadata=self._metadata)
+        except grpc.RpcError as error:
+            _raise(Code(error.code().value[0]), error.details())
+
+    def stream(self, method: str, requests: Sequence[Any], response: Any) -> Iterator[Any]:
+        """Send all requests of a bidirectional stream, and yield its responses."""
+        serialize = type(requests[0]).SerializeToString
+        function = self.channel.stream_stream(method, serialize, response.FromString)
+        call = function(iter(requests), timeout=self._timeout, metadata=self._metadata)
+        try:
+            yield from call
+        except grpc.RpcError as error:
+            _raise(Code(error.code().value[0]), error.details())
+        finally:
+            call.cancel()
+
+    def close(self) -> None:
+        """As in the base class."""
+        self.channel.close()
+
+
+class RestClient(Client):
+    """A client with an HTTP connection for each call."""
+
+    @staticmethod
+    def _address_of(server: ServedAt) -> str:
+        return server.url
+
+    def send(
+        self, verb: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
+    ) -> tuple[int, HTTPMessage, bytes]:
+        """Send a request; returns status, headers and body of the response. `path` is sent as it is."""
+        url = urlsplit(self._address)
+        kind = HTTPSConnection if url.scheme == "https" else HTTPConnection
+        connection = kind(url.netloc, timeout=self._timeout)
+        try:
+            connection.request(verb, path, body or None, {**self._headers, **(headers or {})})
+            response = connection.getresponse()
+            return response.status, response.headers, response.read()
+        finally:
+            connection.close()
+
+    def get(self, path: str) -> Any:
+        """Return the JSON at a path. Raise the `ServingError` of another status than 200."""
+        return _json(*self.send("GET", path))
+
+    def post(self, path: str, body: object) -> Any:
+        """Send JSON and return that of the response, None for none. Raise as `get`."""
+        return _json(*self.send("POST", path, json.dumps(body).encode(), {"Content-Type": "application/json"}))
+
+
+def _json(status: int, _: HTTPMessage, body: bytes) -> Any:
+    if status != 200:
+        _raise_status(status, body)
+    return json.loads(body) if body else None
+
+
+def _raise(code: Code, text: str) -> NoReturn:
+    raise error_of({"code": code, "message": text, "retry_after": None}) from None
+
+
+def _raise_status(status: int, body: bytes) -> NoReturn:
+    try:
+        text = json.loads(body)["error"]
+    except (ValueError, TypeError, KeyError):
+        text = body.decode(errors="replace")
+    _raise(_code(status), text)
+
+
+def _code(status: int) -> Code:
+    return CODE_OF.get(status, Code.INVALID_ARGUMENT if status < 500 else Code.INTERNAL)
+
+
+def _arrays(inputs: Inputs) -> Iterator[tuple[str, str, Array]]:
+    """Yield name, datatype and array of each input."""
+    for name, value in inputs.items():
+        array = np.asarray(value)
+        yield name, datatype_of(array), array
+
+
+def _array(data: bytes, datatype: str, shape: Sequence[int]) -> Array:
+    """Return the tensor with these raw bytes."""
+    if datatype == "BYTES":
+        return object_array(unpack_bytes(data, int(np.prod(shape, dtype=np.int64))), shape)
+    return array_over(data, DATATYPES[datatype].dtype, shape)
+
+
+def _field_of(name: str, datatype: str, fields: Mapping[str, tuple[str, str]]) -> tuple[str, str]:
+    """Return a protocol's name of a datatype, and the field of its elements."""
+    if datatype not in fields:
+        raise TypeError(f"{name}: expected a datatype of the protocol, {', '.join(fields)}, got {datatype}")
+    return fields[datatype]
+
+
+# --- KServe V2 ---
+
+KSERVE: Final = "/inference.GRPCInferenceService/"
+_PARAMETER_FIELDS: Final = {
+    bool: "bool_param",
+    int: "int64_param",
+    float: "double_param",
+    str: "string_param",
+}
+
+
+class KServeGrpc(GrpcClient):
+    """KServe V2 over gRPC, with raw tensors."""
+
+    def infer(
+        self,
+        model: str,
+        inputs: Inputs,
+        *,
+        version: int = 0,
+        parameters: Mapping[str, ParameterValue] | None = None,
+    ) -> Outputs:
+        """As in the base class; `parameters` are those of the request."""
+        request = _kserve_request(model, inputs, version, parameters)
+        return _kserve_outputs(self.call(KSERVE + "ModelInfer", request, inference_pb2.ModelInferResponse))
+
+    def infer_stream(
+        self,
+        model: str,
+        inputs: Inputs,
+        *,
+        version: int = 0,
+        parameters: Mapping[str, ParameterValue] | None = None,
+    ) -> Iterator[Outputs]:
+        """Yield the outputs of each response of a decoupled model."""
+        request = _kserve_request(model, inputs, version, parameters)
+        answers = self.stream(KSERVE + "ModelStreamInfer", [request], inference_pb2.ModelStreamInferResponse)
+        for answer in answers:
+            if answer.error_message:  # Without a code.
+                _raise(Code.UNKNOWN, answer.error_message)
+            yield _kserve_outputs(answer.infer_response)
+
+
+def _kserve_request(
+    model: str, inputs: Inputs, version: int, parameters: Mapping[str, ParameterValue] | None
+) -> inference_pb2.ModelInferRequest:
+    request = inference_pb2.ModelInferRequest(model_name=model, model_version=str(version) if version else "")
+    for name, datatype, array in _arrays(inputs):
+        request.inputs.add(name=name, datatype=datatype, shape=array.shape)
+        request.raw_input_contents.append(bytes(raw_buffer(array)))
+    for name, value in (parameters or {}).items():
+        setattr(request.parameters[name], _PARAMETER_FIELDS[type(value)], value)
+    return request
+
+
+def _kserve_outputs(response: inference_pb2.ModelInferResponse) -> Outputs:
+    return {
+        output.name: _array(data, output.datatype, output.shape)
+        for output, data in zip(response.outputs, response.raw_output_contents, strict=True)
+    }
+
+
+class KServeRest(RestClient):
+    """KServe V2 over REST, with binary tensors."""
+
+    def infer(
+        self,
+        model: str,
+        inputs: Inputs,
+        *,
+        version: int = 0,
+        parameters: Mapping[str, ParameterValue] | None = None,
+    ) -> Outputs:
+        """As in the base class; `parameters` are those of the request."""
+        tensors, parts = [], []
+        for name, datatype, array in _arrays(inputs):
+            data = bytes(raw_buffer(array))
+            size = {"binary_data_size": len(data)}
+            tensors.append({"name": name, "datatype": datatype, "shape": array.shape, "parameters": size})
+            parts.append(data)
+        head = json.dumps({"inputs": tensors, "parameters": {"binary_data_output": True, **(parameters or {})}})
+        path = f"/v2/models/{model}{f'/versions/{version}' if version else ''}/infer"
+        length = "Inference-Header-Content-Length"
+        body = b"".join([head.encode(), *parts])
+        status, headers, reply = self.send("POST", path, body, {length: str(len(head.encode()))})
+        if status != 200:
+            _raise_status(status, reply)
+        at = int(headers.get(length, len(reply)))
+        outputs = {}
+        for output in json.loads(reply[:at])["outputs"]:
+            end = at + output["parameters"]["binary_data_size"]
+            outputs[output["name"]] = _array(reply[at:end], output["datatype"], output["shape"])
+            at = end
+        return outputs
+
+
+# --- TensorFlow Serving ---
+
+PREDICT: Final = "/tensorflow.serving.PredictionService/Predict"
+_TENSORFLOW_FIELDS: Final = {
+    "BOOL": ("DT_BOOL", "bool_val"),
+    "UINT8": ("DT_UINT8", "int_val"),
+    "UINT16": ("DT_UINT16", "int_val"),
+    "UINT32": ("DT_UINT32", "uint32_val"),
+    "UINT64": ("DT_UINT64", "uint64_val"),
+    "INT8": ("DT_INT8", "int_val"),
+    "INT16": ("DT_INT16", "int_val"),
+    "INT32": ("DT_INT32", "int_val"),
+    "INT64": ("DT_INT64", "int64_val"),
+    "FP16": ("DT_HALF", "half_val"),
+    "FP32": ("DT_FLOAT", "float_val"),
+    "FP64": ("DT_DOUBLE", "double_val"),
+    "BF16": ("DT_BFLOAT16", "half_val"),
+    "BYTES": ("DT_STRING", "string_val"),
+}
+"""By datatype: TensorFlow's name, and the field of its elements."""
+_TENSORFLOW_DATATYPES: Final = {name: datatype for datatype, (name, _) in _TENSORFLOW_FIELDS.items()}
+
+
+class TensorFlowGrpc(GrpcClient):
+    """TensorFlow Serving's Predict over gRPC."""
+
+    def infer(self, model: str, inputs: Inputs, *, version: int = 0, signature: str = "") -> Outputs:
+        """As in the base class; `signature`: "" for `serving_default`."""
+        request = predict_pb2.PredictRequest(model_spec={"name": model, "signature_name": signature})
+        if version:
+            request.model_spec.version.value = version
+        for name, datatype, array in _arrays(inputs):
+            tensor = request.inputs[name]
+            tensor.dtype = getattr(tensor_pb2, _field_of(name, datatype, _TENSORFLOW_FIELDS)[0])
+            for size in array.shape:
+                tensor.tensor_shape.dim.add(size=size)
+            if datatype == "BYTES":
+                tensor.string_val.extend(bytes_elements(array.astype(object)))
+            else:
+                tensor.tensor_content = native(array).tobytes()
+        response = self.call(PREDICT, request, predict_pb2.PredictResponse)
+        return {name: _tensorflow_array(tensor) for name, tensor in response.outputs.items()}
+
+
+def _tensorflow_array(tensor: tensor_pb2.TensorProto) -> Array:
+    datatype = _TENSORFLOW_DATATYPES[tensor_pb2.DataType.Name(tensor.dtype)]
+    dtype, shape = DATATYPES[datatype].dtype, [dim.size for dim in tensor.tensor_shape.dim]
+    if tensor.tensor_content:
+        return array_over(tensor.tensor_content, dtype, shape)
+    values = list(getattr(tensor, _TENSORFLOW_FIELDS[datatype][1]))
+    if datatype == "BYTES":
+        return object_array(values, shape)
+    if datatype in ("FP16", "BF16"):  # The bits of each element.
+        return np.array(values, np.uint16).view(dtype).reshape(shape)
+    return np.array(values, dtype).reshape(shape)
+
+
+class TensorFlowRest(RestClient):
+    """TensorFlow Serving's REST, in columns; names and dtypes of outputs are those of the model's metadata."""
+
+    def infer(
+        self, model: str, inputs: Inputs, *, version: int = 0, signature: str = "serving_default"
+    ) -> Outputs:
+        """As in the base class, for a signature."""
+        path = f"/v1/models/{model}{f'/versions/{version}' if version else ''}"
+        columns = {name: _json_elements(name, datatype, array) for name, datatype, array in _arrays(inputs)}
+        results = self.post(f"{path}:predict", {"inputs": columns, "signature_name": signature})["outputs"]
+        signatures = self.get(f"{path}/metadata")["metadata"]["signature_def"]["signature_def"]
+        declared = signatures[signature]["outputs"]
+        if len(declared) == 1:  # Without its name.
+            results = {next(iter(declared)): results}
+        return {name: _from_json(values, declared[name]["dtype"]) for name, values in results.items()}
+
+
+def _json_elements(name: str, datatype: str, array: Array) -> Any:
+    """Return an array as TensorFlow Serving's JSON, with bytes in base64."""
+    if datatype in ("UINT16", "FP16", "BF16"):
+        raise TypeError(f"{name}: TensorFlow Serving's REST has no JSON of {datatype}")
+    if datatype == "BYTES":
+        elements = np.empty(array.size, object)
+        elements[:] = [{"b64": base64.b64encode(item).decode()} for item in bytes_elements(array.astype(object))]
+        return elements.reshape(array.shape).tolist()
+    return array.tolist()
+
+
+def _from_json(values: Any, dtype: str) -> Array:
+    if dtype != "DT_STRING":
+        return np.array(values, DATATYPES[_TENSORFLOW_DATATYPES[dtype]].dtype)
+    array = np.array(values, object)
+    elements = [
+        base64.b64decode(item["b64"]) if isinstance(item, dict) else item.encode()
+        for item in array.ravel().tolist()
+    ]
+    return object_array(elements, array.shape)
+
+
+# --- grps ---
+
+GRPS: Final = "/grps.protos.v1.GrpsService/"
+GRPS_PREDICT: Final = "/grps/v1/infer/predict"
+_GRPS_FIELDS: Final = {
+    "UINT8": ("DT_UINT8", "flat_uint8"),
+    "INT8": ("DT_INT8", "flat_int8"),
+    "INT16": ("DT_INT16", "flat_int16"),
+    "INT32": ("DT_INT32", "flat_int32"),
+    "INT64": ("DT_INT64", "flat_int64"),
+    "FP16": ("DT_FLOAT16", "flat_float16"),
+    "FP32": ("DT_FLOAT32", "flat_float32"),
+    "FP64": ("DT_FLOAT64", "flat_float64"),
+    "BYTES": ("DT_STRING", "flat_string"),
+}
+"""By datatype: grps' name, and the field of its elements."""
+_GRPS_DATATYPES: Final = {name: datatype for datatype, (name, _) in _GRPS_FIELDS.items()}
+
+
+class GrpsGrpc(GrpcClient):
+    """grps' Predict over gRPC, with tensors."""
+
+    def infer(self, model: str, inputs: Inputs, *, version: int = 0) -> Outputs:
+        """As in the base class."""
+        request = _grps_message(model, inputs, version)
+        return _grps_outputs(self.call(GRPS + "Predict", request, grps_pb2.GrpsMessage))
+
+    def infer_stream(self, model: str, inputs: Inputs, *, version: int = 0) -> Iterator[Outputs]:
+        """Yield the outputs of each response of a decoupled model."""
+        answers = self.stream(
+            GRPS + "PredictStreaming", [_grps_message(model, inputs, version)], grps_pb2.GrpsMessage
+        )
+        return map(_grps_outputs, answers)
+
+
+class GrpsHttp(RestClient):
+    """grps' HTTP, with tensors."""
+
+    def infer(self, model: str, inputs: Inputs, *, version: int = 0) -> Outputs:
+        """As in the base class."""
+        message = _grps_message(model, inputs, version)
+        text = json_format.MessageToJson(message, preserving_proto_field_name=True)
+        status, _, reply = self.send("POST", GRPS_PREDICT, text.encode(), {"Content-Type": "application/json"})
+        try:
+            return _grps_outputs(json_format.Parse(reply, grps_pb2.GrpsMessage()))
+        except json_format.ParseError:
+            _raise_status(status, reply)
+
+
+def _grps_message(model: str, inputs: Inputs, version: int) -> grps_pb2.GrpsMessage:
+    message = grps_pb2.GrpsMessage(model=f"{model}-{version}" if version else model)
+    message.gtensors.SetInParent()
+    for name, datatype, array in _arrays(inputs):
+        dtype, field = _field_of(name, datatype, _GRPS_FIELDS)
+        elements: Any = array.ravel().tolist()
+        if datatype == "BYTES":
+            elements = [item.decode() for item in bytes_elements(array.astype(object))]
+        message.gtensors.tensors.add(
+            name=name, dtype=getattr(grps_pb2, dtype), shape=array.shape, **{field: elements}
+        )
+    return message
+
+
+def _grps_outputs(message: grps_pb2.GrpsMessage) -> Outputs:
+    if message.status.code != 200:
+        _raise(_code(message.status.code), message.status.msg)
+    return {tensor.name: _grps_array(tensor) for tensor in message.gtensors.tensors}
+
+
+def _grps_array(tensor: grps_pb2.GenericTensor) -> Array:
+    datatype = _GRPS_DATATYPES[grps_pb2.DataType.Name(tensor.dtype)]
+    values = list(getattr(tensor, _GRPS_FIELDS[datatype][1]))
+    if datatype == "BYTES":
+        return object_array([text.encode() for text in values], tensor.shape)
+    return np.array(values, DATATYPES[datatype].dtype).reshape(tensor.shape)
+
+
+CLIENTS: Final[Mapping[str, Callable[[ServedAt], Client]]] = {
+    "kserve_grpc": KServeGrpc,
+    "kserve_rest": KServeRest,
+    "tensorflow_grpc": TensorFlowGrpc,
+    "tensorflow_rest": TensorFlowRest,
+    "grps_grpc": GrpsGrpc,
+    "grps_http": GrpsHttp,
+}
+"""The client of each protocol, by name."""
