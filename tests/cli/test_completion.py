@@ -9,7 +9,6 @@ import pytest
 
 from process import SECONDS, run_triglot
 
-pytest.importorskip("shtab")
 ASK = """
 source "$1"; shift
 COMP_WORDS=("$@") COMP_CWORD=$(($# - 1)) COMP_LINE="$*" COMP_POINT=${#COMP_LINE}
@@ -87,10 +86,3 @@ def test_other_shells_have_scripts(shell: str, text: str) -> None:
     assert completed.returncode == 0
     assert text in completed.stdout
     assert "grpc-transport" in completed.stdout
-
-
-def test_without_shtab_it_says_what_to_install() -> None:
-    before = "import sys; sys.modules['shtab'] = None"
-    completed = run_triglot("completion", "bash", before=before)
-    assert (completed.returncode, completed.stdout) == (2, "")
-    assert completed.stderr == "triglot: completion: shtab is not installed; run: pip install shtab\n"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from triglot.cli.serve import help_text
-from triglot.config.options import OPTIONS, ConfigError
-
-SHELLS = ("bash", "zsh", "fish")
+SCRIPTS = Path(__file__).parent / "completions"
+"""A script for each shell; `codegen/docs.py` writes them."""
+SHELLS = ("bash", "fish", "zsh")
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -16,7 +17,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser(
         "completion",
         help="print a script for shell completion",
-        description="Prints a script that completes commands, options and their values; needs shtab.",
+        description="Prints a script that completes commands, options and their values.",
         epilog="bash: source <(triglot completion bash). zsh: write it to a file _triglot in a folder of $fpath. "
         "fish: triglot completion fish | source.",
         allow_abbrev=False,
@@ -24,27 +25,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("shell", choices=SHELLS)
 
 
-def write_script(parser: argparse.ArgumentParser, shell: str) -> int:
-    """Print the script and return the exit status. Raise `ConfigError` if shtab is not installed."""
-    try:
-        import shtab  # noqa: PLC0415 - only needed by this command.
-    except ModuleNotFoundError:
-        raise ConfigError("completion: shtab is not installed; run: pip install shtab") from None
-    _add_values(parser, shtab.FILE)
-    print(shtab.complete(parser, shell=shell))
+def run(flags: Mapping[str, Any], _: Sequence[str]) -> int:
+    """Print the script of `flags["shell"]`; return the exit status."""
+    print((SCRIPTS / f"triglot.{flags['shell']}").read_text(), end="")
     return 0
-
-
-def _add_values(parser: argparse.ArgumentParser, files: Any) -> None:
-    """Set the possible values of each argument: choices, or files and folders."""
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for named in action._choices_actions:
-                command = action.choices[named.dest]
-                command.description = named.help  # Shells show it next to the command.
-                _add_values(command, files)
-        elif option := OPTIONS.get(action.dest):
-            action.choices = action.choices or option.metadata["choices"] or None
-            action.help = help_text(action.dest)  # Also of those that only --help-all shows.
-        if action.metavar in ("PATH", "FILE", "FOLDER", "PROJECT"):
-            action.complete = files  # type: ignore[attr-defined]  # Read by shtab.

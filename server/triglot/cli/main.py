@@ -46,7 +46,7 @@ COMMANDS = {
 """Modules of the commands, of which only the one that is run is imported.
 
 Each has `add_parser`, and either `start`, which returns the `Start` of a command that loads models, or `run`,
-which returns the exit status; `completion` needs the parser of all commands.
+which returns the exit status.
 """
 
 
@@ -112,11 +112,7 @@ def main(arguments: Sequence[str] | None = None, *, spec: str = "") -> int:
         module = _module(command)
         if not hasattr(module, "start"):
             _end_at_hangup()
-            status: int = (
-                module.write_script(command_line(), flags["shell"])
-                if command == "completion"
-                else module.run(flags, others)
-            )
+            status: int = module.run(flags, others)
             return status
         start: Start = module.start(flags, others, os.environ)
         if start.config.workers == 1 and not start.config.rotated_files:
