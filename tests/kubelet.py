@@ -19,7 +19,8 @@ from typing import Any, Self
 import pytest
 
 import environments
-from process import SECONDS, Lines, clean_environment
+from process import SECONDS, clean_environment
+from triglot.testing.process import Lines
 
 CONTAINER = Path(__file__).parent / "container.sh"
 

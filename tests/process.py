@@ -9,20 +9,19 @@ import itertools
 import os
 import random
 import re
-import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import Self
 
 import grpc_transport
 
 from forked import READ_LATE, Forked, compiled_build, modules_of
+from triglot.testing.process import Lines, Process
 
 SECONDS = 60
 """Deadline of every wait; only a failing test waits as long."""
@@ -79,50 +78,7 @@ def start_python(
     )
 
 
-class Lines:
-    """The text of a pipe, read by a thread so that the writer never blocks."""
-
-    def __init__(self, pipe: IO[str]) -> None:
-        self._pipe = pipe
-        self._text = ""
-        self._has_ended = False
-        self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
-
-    def _read(self) -> None:
-        for line in self._pipe:
-            with self._changed:
-                self._text += line
-                self._changed.notify_all()
-        with self._changed:
-            self._has_ended = True
-            self._changed.notify_all()
-
-    def text(self) -> str:
-        """Return the text written so far."""
-        with self._changed:
-            return self._text
-
-    def wait_for(self, pattern: str | re.Pattern[str]) -> re.Match[str]:
-        """Wait for the first match and return it.
-
-        Raise `AssertionError` when the text ends without one, or none appears within `SECONDS`.
-        """
-        with self._changed:
-            self._changed.wait_for(lambda: self._has_ended or re.search(pattern, self._text) is not None, SECONDS)
-            match = re.search(pattern, self._text)
-        assert match is not None, f"no {pattern!r} in:\n{self._text}"
-        return match
-
-    def close(self) -> str:
-        """Read to the end and close the pipe; returns the whole text. The writer must have ended."""
-        self._thread.join(SECONDS)
-        self._pipe.close()
-        return self._text
-
-
-class Triglot:
+class Triglot(Process):
     """A running process `triglot serve ARGUMENTS`, or another command, in this or another environment's `python`.
 
     `environment`: additional variables. `before`: code that runs first in the process. `folder`: its working
@@ -139,11 +95,7 @@ class Triglot:
         folder: Path | None = None,
     ) -> None:
         words = triglot_command((command, *arguments), before)[1:]
-        self._process = start_python(words, python, environment, folder)
-        assert self._process.stdout is not None
-        assert self._process.stderr is not None
-        self.stdout = Lines(self._process.stdout)
-        self.stderr = Lines(self._process.stderr)
+        super().__init__(start_python(words, python, environment, folder))
 
     def __enter__(self) -> Self:
         return self
@@ -151,41 +103,7 @@ class Triglot:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._process.kill()
-        self._process.wait()
-        self.stdout.close()
-        self.stderr.close()
-
-    def ports(self) -> tuple[int, int]:
-        """Wait until the log reports the open ports; returns those of gRPC and REST."""
-        grpc_port, rest_port = self.stderr.wait_for(LISTENING).groups()
-        return int(grpc_port), int(rest_port)
-
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal."""
-        self._process.send_signal(number)
-
-    def wait(self) -> int:
-        """Wait for the process to end and read all its output; returns the exit status."""
-        status = self._process.wait(SECONDS)
-        self.stdout.close()
-        self.stderr.close()
-        return status
-
-    def stop(self) -> None:
-        """Send SIGTERM and wait for exit status 0. Raise `AssertionError` for any other."""
-        self.signal(signal.SIGTERM)
-        assert self.wait() == 0, self.stderr.text()
-
-    @property
-    def pid(self) -> int:
-        """Process id."""
-        return self._process.pid
-
-    @property
-    def runs(self) -> bool:
-        """Whether the process still runs."""
-        return self._process.poll() is None
+        self.kill()
 
 
 def run_triglot(

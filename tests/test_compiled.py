@@ -17,8 +17,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from process import LISTENING, Lines, write_model
+from process import LISTENING, write_model
 from test_layers import MODULES, TABLE
+from triglot.testing.process import Lines
 from waiting import wait_until
 
 COMPILED = {

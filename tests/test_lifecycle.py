@@ -255,7 +255,7 @@ def test_a_health_watch_ends_when_the_server_stops(tmp_path: Path, delay: str) -
 def test_sigint_skips_the_drain_delay(gate: Gate) -> None:
     with Triglot(gate.folder, *FREE_PORTS, "--drain-delay", NEVER) as server:
         server.ports()
-        server.stdout.wait_for("grpcurl")
+        server.stdout.wait_for("curl")
         server.signal(signal.SIGINT)
         assert server.wait() == 0
         assert "new requests are taken" not in server.stderr.text()

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 import triglot
-from process import LISTENING, Lines, start_python, write_model
+from process import LISTENING, start_python, write_model
 from triglot.pb.kserve import inference_pb2 as pb
+from triglot.testing.process import Lines
 
 SCRIPT = """
 import sys

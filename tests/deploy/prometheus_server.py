@@ -13,7 +13,8 @@ import aiohttp
 import yaml
 from shipped import ALERTS
 
-from process import SECONDS, Lines, clean_environment
+from process import SECONDS, clean_environment
+from triglot.testing.process import Lines
 
 
 class Prometheus:

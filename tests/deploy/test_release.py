@@ -20,7 +20,8 @@ from google.protobuf import descriptor_pb2
 
 import environments
 import triglot
-from process import LISTENING, Lines, clean_environment
+from process import LISTENING, clean_environment
+from triglot.testing.process import Lines
 
 ROOT = environments.ROOT
 BUILD_SECONDS, INSTALL_SECONDS = 300, 600

@@ -26,7 +26,8 @@ import pytest
 import trustme
 
 import environments
-from process import Lines, clean_environment, unused_ports
+from process import clean_environment, unused_ports
+from triglot.testing.process import Lines
 
 HOST = "127.0.0.1"
 
