@@ -81,7 +81,7 @@ async def test_a_model_is_called_on_the_monitor_page(url: str) -> None:
         await expect(visitor.page.locator("#model-name")).to_have_value("token_stream")
         await visitor.page.locator("#run").click()
         await expect(visitor.page.locator("#answer .output")).not_to_have_count(0)
-        assert "#" not in visitor.page.url
+        assert visitor.page.url == f"{url}/#model=token_stream"
         assert_well(visitor, url)
 
 

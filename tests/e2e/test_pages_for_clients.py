@@ -144,7 +144,7 @@ async def test_tab_keeps_the_token_and_the_page_never_shows_it(serve: Serve) -> 
         assert await caller.answer() == {"y": ("FP32 [1]", "[2.75]")}
         assert TOKEN not in await page.evaluate(ALL_PLACES)
         assert "$TRIGLOT_TOKEN" in (await caller.snippets())["curl"]
-        await page.locator("footer a", has_text="/docs").click()
+        await page.get_by_role("link", name="API").click()
         await expect(page.locator("#state")).to_have_text(re.compile(r"^\d+ operations$"))
         assert TOKEN not in await page.evaluate(ALL_PLACES)
         await caller.open(caller.url)

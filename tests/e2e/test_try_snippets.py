@@ -293,7 +293,7 @@ async def test_behind_a_proxy_with_a_prefix(tmp_path: Path) -> None:
         assert values_of(await asyncio.to_thread(pasted, snippets["curl"], tmp_path)) == {"y": [0.75]}
         (printed,) = await asyncio.to_thread(in_python, "tritonclient", [snippets["Python"]], tmp_path)
         assert printed == "[0.75]\n"
-        links = caller.page.locator("footer a")
+        links = caller.page.locator("a[href$=docs], footer a")
         assert await links.evaluate_all("links => links.map(link => link.href)") == [f"{url}docs", f"{url}metrics"]
 
 

@@ -233,6 +233,8 @@ class ModelView {
     this.shownKey = "";
     this.server = null;
     this.listed = [];
+    // The address's part after #: `models`, `try`, or `model=NAME` with `version=`.
+    this.linked = location.hash.slice(1);
     this.drafts = new Map();
     this.fields = [];
     this.dialect = "";
@@ -242,6 +244,10 @@ class ModelView {
     this.name = byId("model-name");
     this.version = byId("model-version");
     this.signature = byId("model-signature");
+    addEventListener("hashchange", () => {
+      this.linked = location.hash.slice(1);
+      this.follow();
+    });
     this.name.addEventListener("change", () => {
       this.version.value = "";
       this.chosen();
@@ -254,8 +260,8 @@ class ModelView {
       this.run();
     });
     byId("cancel").addEventListener("click", () => this.cancel());
-    byId("try").addEventListener("keydown", event => {
-      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+    byId("model-details").addEventListener("keydown", event => {
+      if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !byId("try").hidden) {
         event.preventDefault();
         this.run();
       }
@@ -269,18 +275,34 @@ class ModelView {
     for (const change of ["load", "unload"]) byId(change).addEventListener("click", () => this.change(change));
   }
 
-  // Opens a model from the table.
+  // Opens a version of a model, the default one for "".
   open(name, version) {
     this.name.value = name;
     this.version.dataset.options = "";
-    this.version.replaceChildren(html("option", { value: "" }), html("option", { value: String(version) }));
-    this.version.value = String(version);
+    this.version.replaceChildren(...[...new Set(["", version])].map(value => html("option", { value })));
+    this.version.value = version;
     this.chosen();
-    this.name.focus();
-    byId("model-details").scrollIntoView({ block: "start" });
+    visit(byId("model-details"));
+    this.name.focus({ preventScroll: true });
+  }
+
+  // Goes once to what the address names: a section, or a model, which may come later.
+  follow() {
+    const { linked } = this, chosen = new URLSearchParams(linked), name = chosen.get("model");
+    if (["models", "try"].includes(linked)) visit(byId(linked).closest("section"));
+    else if ([...this.name.options].some(option => option.value === name)) this.open(name, chosen.get("version") ?? "");
+    else return;
+    this.linked = "";
+  }
+
+  // What the address has of the selected version.
+  get fragment() {
+    return `#${new URLSearchParams({ model: this.name.value, ...(this.version.value && { version: this.version.value }) })}`;
   }
 
   chosen() {
+    this.linked = "";
+    history.replaceState(null, "", this.fragment);
     this.cancel();
     byId("answer").replaceChildren();
     for (const id of ["call-status", "control-status"]) show(byId(id), "");
@@ -334,14 +356,10 @@ class ModelView {
 
   showNames() {
     const names = [...new Set([...this.models.map(model => model.name), ...this.listed])].sort();
+    const isNew = !this.name.value, ready = this.models.find(model => model.ready);
     replaceOptions(this.name, names.map(name => [name, name]));
+    if (isNew && ready) this.name.value = ready.name;
     byId("model-details").hidden = !names.length;
-    // A link to a model, as /docs has, chooses it once.
-    const linked = decodeURIComponent(location.hash.slice(1));
-    if (!names.includes(linked)) return;
-    history.replaceState(null, "", location.pathname + location.search);
-    this.name.value = linked;
-    byId("model-details").scrollIntoView({ block: "start" });
   }
 
   show() {
@@ -436,7 +454,7 @@ class ModelView {
     if (byId("dialects").dataset.names !== names.join()) {
       byId("dialects").dataset.names = names.join();
       this.tabs = new Map(names.map(name => {
-        const tab = html("button", { type: "button", role: "tab", id: `tab-${name}`, "aria-controls": "call" }, DIALECTS[name].title);
+        const tab = html("button", { type: "button", role: "tab", id: `tab-${name}`, "aria-controls": "panel" }, DIALECTS[name].title);
         tab.addEventListener("click", () => this.choose(name));
         return [name, tab];
       }));
@@ -446,7 +464,7 @@ class ModelView {
       tab.setAttribute("aria-selected", String(name === this.dialect));
       tab.tabIndex = name === this.dialect ? 0 : -1;
     }
-    byId("call").setAttribute("aria-labelledby", `tab-${this.dialect}`);
+    byId("panel").setAttribute("aria-labelledby", `tab-${this.dialect}`);
   }
 
   choose(dialect) {

@@ -62,7 +62,7 @@ function modelRow(model) {
   const about = html("small"), state = html("span"), reason = html("small");
   const stateCell = html("td", { role: "cell", class: "state left", "data-field": "state" }, state, reason);
   const open = html("button", { type: "button", class: "name", title: "Show its details, and call it" }, model.name);
-  open.addEventListener("click", () => modelView.open(model.name, model.version));
+  open.addEventListener("click", () => modelView.open(model.name, String(model.version)));
   const title = html("th", { scope: "row", role: "rowheader" }, open, " ", about);
   const node = html("tr", { role: "row" }, title, stateCell, ...cells.values());
   node.dataset.model = model.name;

@@ -5,14 +5,27 @@ function showAll(data) {
   show(byId("server"), name);
   document.title = `${name} monitor`;
   show(byId("about"), `Triglot ${version}, up ${duration(uptime_seconds)}${ready ? ", ready" : ""}`);
-  show(byId("ready"), ready ? "" : "not ready");
+  show(byId("ready"), ready ? "" : `not ready: ${whyNotReady(data.models)}`);
   byId("ready").hidden = ready;
   for (const { nodes, values } of TILES) values(data).forEach((text, index) => show(nodes[index], text));
   for (const { chart, series } of CHARTS) chart.update(recent(data.history, series(data.history)));
   showModels(data.models);
-  modelView.update(data);
+  modelView.show();
   showProtocols(data.protocols);
   showMetrics(data.metrics);
+}
+
+// What a server that is not ready waits for.
+function whyNotReady(models) {
+  const waits = models.filter(model => !model.ready && model.reason !== "unloaded");
+  const first = waits.find(model => model.reason) ?? waits[0];
+  if (!first) return models.length ? "it is stopping" : "no models yet";
+  return `${first.name} ${first.reason || `is ${first.state.toLowerCase()}`}${waits.length > 1 ? `, and ${waits.length - 1} more` : ""}`;
+}
+
+function visit(section) {
+  section.scrollIntoView();
+  section.focus({ preventScroll: true });
 }
 
 const fetched = path => reader.text(new URL(path, monitor), { signal: AbortSignal.timeout(TIMEOUT_MS) });
@@ -63,7 +76,13 @@ async function refresh() {
   if (running) return;
   running = true;
   try {
-    if (await fetchAll()) showAll(latest);
+    const isFirst = !latest;
+    if (await fetchAll()) {
+      showAll(latest);
+      // The form comes first where the charts are empty. Nothing moves while the page is open.
+      if (isFirst && latest.totals.requests) byId("now").after(byId("chart-section"), byId("model-section"));
+    }
+    modelView.follow();
   } finally {
     running = false;
     if (!document.hidden) timer = setTimeout(refresh, REFRESH_MS);
@@ -96,7 +115,7 @@ byId("theme").addEventListener("click", () => {
   setTheme(THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length]);
 });
 // Without JavaScript these links lead to the root of the host, which may be a proxy's.
-for (const link of document.querySelectorAll("footer a")) link.href = new URL(link.getAttribute("href").slice(1), serverRoot);
+for (const link of document.querySelectorAll("a[href^='/']")) link.href = new URL(link.getAttribute("href").slice(1), serverRoot);
 byId("filter").addEventListener("input", () => latest && showModels(latest.models));
 byId("metric-filter").addEventListener("input", () => latest && showMetrics(latest.metrics));
 byId("charts").append(...CHARTS.map(({ chart }) => chart.figure));
