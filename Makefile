@@ -7,12 +7,12 @@ unexport PYTHONDONTWRITEBYTECODE
 # In the recipe, so that a failure ends it and `make -n` makes nothing.
 environment = $$($(PYTHON) tests/environments.py $(1))
 
-# The folder of the compiled build, made first if need be; empty, and why, where it is not made.
+# The folder of the compiled build; where there is none it is made first or, with --later, meanwhile.
 compiled = $$($(PYTHON) codegen/compiled.py $(1))
 
 serve:  ## Serve the demo models; MODELS=PATH serves yours, ARGS adds options, BUILD=pure compiles nothing.
 	@python="$(call environment,serve)" && \
-	build="$(if $(filter pure,$(BUILD)),,$(call compiled,--within 60))" && \
+	build="$(if $(filter pure,$(BUILD)),,$(call compiled,--later))" && \
 	PYTHONPATH="$$build$${PYTHONPATH:+:$$PYTHONPATH}" exec "$$python" -m triglot serve $(MODELS) $(ARGS)
 
 # Tests wait for processes of their own now and then: three workers more than there are cores keep these at work.

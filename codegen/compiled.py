@@ -1,6 +1,7 @@
 """Compiles the modules that `tests/layers.toml` lists, from the same files, in a copy of the package.
 
     python3 codegen/compiled.py [--within SECONDS]    # prints the folder for PYTHONPATH, .venv/compiled/HASH
+    python3 codegen/compiled.py --later               # the same, if it is there; else it is made in the background
 
 The copy is made anew once a source, the compiler or the Python changes. With `--within`, a build that fails or
 takes longer is abandoned, and not tried again. Needs a C compiler and Python's headers; the environment `compile`
@@ -28,6 +29,8 @@ SERVER = ROOT / "server"
 BUILDS = ROOT / ".venv" / "compiled"
 REQUIREMENTS = ROOT / "tests" / "requirements" / "compile.txt"
 OPTIMISATION = "2"
+LATER_SECONDS = 600.0
+"""How long a build in the background may take: the machine does other work, too."""
 KEPT = 3
 """Builds that are kept: a server that runs imports from its own."""
 
@@ -108,23 +111,48 @@ def digest() -> str:
     return made.hexdigest()[:16]
 
 
-def kept_build(seconds: float | None) -> Path | None:
-    """Return the folder with the build of the current sources, made now if there is none.
+def kept_build(seconds: float | None, *, later: bool = False) -> Path | None:
+    """Return the folder with the build of the current sources, made now, or `later`, if there is none.
 
-    None, and the reason on standard error: there is no compiler, or, with `seconds`, it fails or takes longer.
-    Raise `SystemExit` for a build that fails without `seconds`, and `CalledProcessError` without its environment.
+    None, and the reason on standard error: there is no compiler, it is made later, or, with `seconds`, it fails or
+    takes longer. Raise as `_make`.
     """
     compiler = os.environ.get("CC") or str(sysconfig.get_config_var("CC") or "cc")
-    if shutil.which(compiler.split()[0]) is None:
-        print(f"not compiled: there is no C compiler ({compiler.split()[0]})", file=sys.stderr)
-        return None
     folder = BUILDS / digest()
     too_slow = folder.with_suffix(".slow")
-    if folder.is_dir():
+    if shutil.which(compiler.split()[0]) is None:
+        print(f"not compiled: there is no C compiler ({compiler.split()[0]})", file=sys.stderr)
+    elif folder.is_dir():
         return folder
-    if seconds is not None and too_slow.exists():
+    elif (later or seconds is not None) and too_slow.exists():
         print(f"not compiled: {too_slow.read_text()}", file=sys.stderr)
-        return None
+    elif later:
+        _start()
+    else:
+        return _make(folder, seconds, too_slow)
+    return None
+
+
+def _start() -> None:
+    """Start a build that continues when this process, and what it is made for, has ended."""
+    BUILDS.mkdir(parents=True, exist_ok=True)
+    log = BUILDS / "log"
+    command = [sys.executable, __file__, "--within", str(LATER_SECONDS)]
+    if nice := shutil.which("nice"):
+        command = [nice, *command]
+    with log.open("wb") as output:
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
+    where = log.relative_to(ROOT)
+    print(
+        f"not compiled: a compiled build is made in the background, for the next start ({where})", file=sys.stderr
+    )
+
+
+def _make(folder: Path, seconds: float | None, too_slow: Path) -> Path | None:
+    """Build into `folder`, and return it; None, and the reason in `too_slow`, if it fails or takes more `seconds`.
+
+    Raise `SystemExit` for a build that fails without `seconds`, and `CalledProcessError` without its environment.
+    """
     environments = [sys.executable, str(ROOT / "tests" / "environments.py"), "compile"]
     environment = subprocess.run(environments, check=seconds is None, stdout=subprocess.PIPE, text=True)
     if environment.returncode:
@@ -170,11 +198,12 @@ def main() -> None:
     """Print the folder of the build; nothing if there is none."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--within", type=float, metavar="SECONDS", help="give up a build that takes longer")
+    parser.add_argument("--later", action="store_true", help="make a build that is not there in the background")
     parser.add_argument("--in", dest="folder", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.folder is not None:
         build(arguments.folder)
-    elif (folder := kept_build(arguments.within)) is not None:
+    elif (folder := kept_build(arguments.within, later=arguments.later)) is not None:
         print(folder)
 
 

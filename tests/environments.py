@@ -22,6 +22,8 @@ from typing import Any
 OLDEST_PYTHON = (3, 11, 2)
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "tests" / "requirements"
+LINE = 79
+"""Columns of a terminal's line that shows pip's progress."""
 
 
 def made_of(requirements: Path) -> dict[str, Any]:
@@ -81,10 +83,19 @@ def _make(folder: Path, requirements: Path) -> None:
 
 
 def _install(folder: Path, requirements: Path) -> None:
-    pip = [str(folder / "bin" / "python"), "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
     # Most modules are never imported, and need no compilation.
-    install = [*pip, "install", "--no-compile", "--requirement", str(requirements)]
-    subprocess.run(install, check=True, cwd=ROOT, stdout=sys.stderr)
+    install = [*pip, "install", "--no-compile", "--progress-bar=off", "--requirement", str(requirements)]
+    shows = sys.stderr.isatty()
+    with subprocess.Popen(install, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if shows:  # Each in place of the one before it.
+                print(f"\r\033[K{line.strip()[:LINE]}", end="", file=sys.stderr, flush=True)
+        if shows:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, install)
 
 
 def python(name: str) -> Path:
