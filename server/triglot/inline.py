@@ -105,19 +105,21 @@ class RunningServer(ServedAt):
         self._failure: BaseException | None = None
 
     @property
+    def server(self) -> Server:
+        """The server itself. Raise `RuntimeError` outside of the block."""
+        if self._server is None:
+            raise RuntimeError("the server does not run: expected to be inside of its `with` block")
+        return self._server
+
+    @property
     def grpc_port(self) -> int:
         """The port for gRPC."""
-        return self._running().grpc_port
+        return self.server.grpc_port
 
     @property
     def rest_port(self) -> int:
         """The port for REST."""
-        return self._running().rest_port
-
-    def _running(self) -> Server:
-        if self._server is None:
-            raise RuntimeError("the server does not run: expected to be inside of its `with` block")
-        return self._server
+        return self.server.rest_port
 
     async def __aenter__(self) -> RunningServer:
         server = self._make()
@@ -128,7 +130,7 @@ class RunningServer(ServedAt):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        server, self._server = self._running(), None
+        server, self._server = self.server, None
         await server.stop()
 
     def __enter__(self) -> RunningServer:

@@ -11,9 +11,9 @@ import aiohttp
 import grpc
 import grpc.aio
 from access_files import write
-from grpc_transport import transport_options
 
 import triglot
+from triglot import testing
 from triglot.pb.kserve import inference_pb2 as pb
 
 DEMO = Path(triglot.__file__).parent / "demo"
@@ -72,11 +72,8 @@ async def guarded_server(
 ) -> AsyncIterator[GuardedServer]:
     """A server that reads these tables; `models`: a folder of further ones."""
     file = write(folder / "access.toml", *tables)
-    config = triglot.Config(**transport_options(grpc_port=0, rest_port=0, access=str(file), **options))
-    async with (
-        triglot.Server([DEMO, *([models] if models else [])], config) as server,
-        aiohttp.ClientSession() as session,
-    ):
-        here = GuardedServer(server, file, session)
+    paths = [DEMO, *([models] if models else [])]
+    async with testing.serve(*paths, access=str(file), **options) as server, aiohttp.ClientSession() as session:
+        here = GuardedServer(server.server, file, session)
         yield here
         await here.channel.close()

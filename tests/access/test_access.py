@@ -13,10 +13,10 @@ import grpc.aio
 import pytest
 from access_clients import DEMO, GuardedServer, guarded_server, infer_request
 from access_files import anonymous, client, hash_of, write
-from grpc_transport import transport_options
 
 import triglot
 from process import write_model
+from triglot import testing
 from triglot.access.control import AccessControl
 from triglot.config.options import ConfigError
 from triglot.pb.kserve import inference_pb2 as pb
@@ -205,10 +205,9 @@ async def test_clients_of_the_socket(tmp_path: Path, transports: dict[str, Any])
 
 async def test_tokens_without_tls_are_for_loopback(tmp_path: Path) -> None:
     file = write(tmp_path / "access.toml", FRIEND)
-    options: dict[str, Any] = {"access": str(file), "host": "0.0.0.0", "grpc_port": 0, "rest_port": 0}
     with pytest.raises(ConfigError, match=r"without TLS to 0\.0\.0\.0"):
-        await triglot.Server([DEMO], triglot.Config(**options)).start()
-    async with triglot.Server([DEMO], triglot.Config(**options, tls_in_front=True)):
+        await testing.serve(DEMO, access=str(file), host="0.0.0.0").__aenter__()
+    async with testing.serve(DEMO, access=str(file), host="0.0.0.0", tls_in_front=True):
         pass
 
 
@@ -228,9 +227,8 @@ async def test_the_groups_that_triton_restricts(tmp_path: Path, transports: dict
         "grpc_restricted_protocol": "model-repository,metadata:admin=one,inference:infer-key=two",
         "http_restricted_api": "inference:X-Key=three",
     }
-    config = triglot.Config(**transport_options(grpc_port=0, rest_port=0, **options, **transports))
-    async with triglot.Server([DEMO], config) as server, aiohttp.ClientSession() as session:
-        here = GuardedServer(server, tmp_path, session)
+    async with testing.serve(DEMO, **options, **transports) as server, aiohttp.ClientSession() as session:
+        here = GuardedServer(server.server, tmp_path, session)
         assert await here.code({"triton-grpc-protocol-infer-key": "two"}) is grpc.StatusCode.OK
         for headers in ({}, {"triton-grpc-protocol-infer-key": "one"}, {"infer-key": "two"}):
             assert await here.code(headers) is grpc.StatusCode.UNAVAILABLE

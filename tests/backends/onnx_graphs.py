@@ -11,8 +11,8 @@ from typing import Any
 import onnx
 from onnx import helper
 
-import triglot
 from protocol_clients.rest import Rest
+from triglot import testing
 
 FLOAT = onnx.TensorProto.FLOAT
 INT64 = onnx.TensorProto.INT64
@@ -70,7 +70,5 @@ class AsyncRest:
 
 @asynccontextmanager
 async def rest_of(folder: Path, **options: Any) -> AsyncIterator[AsyncRest]:
-    config = triglot.Config(grpc_port=0, rest_port=0, grace=1, **options)
-    async with triglot.Server([folder], config) as server:
-        assert server.rest_port is not None
+    async with testing.serve(folder, **options) as server:
         yield AsyncRest(server.rest_port)

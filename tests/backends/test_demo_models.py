@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 
 import triglot
+from triglot import testing
 
 DEMO = Path(triglot.__file__).parent / "demo"
 
@@ -18,8 +19,9 @@ DEMO = Path(triglot.__file__).parent / "demo"
 )
 async def test_texts_of_any_shape_are_put_in_capitals(text: Any, upper: Any) -> None:
     """TensorFlow Serving's clients choose the shape."""
-    config = triglot.Config(grpc_port=0, rest_port=0, drain_delay=0)
-    async with triglot.Server([DEMO / "uppercase"], config) as server, aiohttp.ClientSession() as session:
-        url = f"http://127.0.0.1:{server.rest_port}/v1/models/uppercase:predict"
-        async with session.post(url, json={"inputs": {"text": text}}) as answer:
-            assert (answer.status, await answer.json()) == (200, {"outputs": upper})
+    async with (
+        testing.serve(DEMO / "uppercase") as server,
+        aiohttp.ClientSession(server.url) as session,
+        session.post("/v1/models/uppercase:predict", json={"inputs": {"text": text}}) as answer,
+    ):
+        assert (answer.status, await answer.json()) == (200, {"outputs": upper})

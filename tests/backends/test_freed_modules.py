@@ -19,9 +19,8 @@ from typing import Any
 
 import pytest
 
-import triglot
 from process import SECONDS
-from triglot import backends
+from triglot import backends, testing
 from triglot.backends.child_modules import ROOT
 from triglot.core.errors import ModelLoadError
 from triglot.core.tensor import object_array
@@ -176,7 +175,7 @@ async def test_a_server_of_a_python_model(tmp_path: Path) -> None:
         return {name: module for name, module in sys.modules.items() if str(tmp_path) in str(module)}
 
     write(tmp_path / "m" / "1", CLOSES)
-    async with triglot.Server([tmp_path], triglot.Config(grpc_port=0, rest_port=0, grace=1)):
+    async with testing.serve(tmp_path):
         held = [weakref.ref(module) for module in own().values()]
         assert len(held) >= 3
     assert own() == {}

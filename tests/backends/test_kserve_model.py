@@ -14,8 +14,6 @@ import numpy as np
 import pytest
 from triton_served import GrpcClient, serving, text
 
-from triglot.repository.scan.source import NamedPath
-
 pytest.importorskip("kserve", reason="the kserve environment has it")
 
 V2 = '''
@@ -140,7 +138,7 @@ async def test_a_model_of_the_v2_protocol(tmp_path: Path, binary: bool) -> None:
 
 async def test_a_name_of_ones_own(tmp_path: Path) -> None:
     """As with --model-name: the class is constructed with it."""
-    async with serving(NamedPath("sample", write(tmp_path))) as client:
+    async with serving({"sample": write(tmp_path)}) as client:
         answer = await client.infer("sample", {"x": X, "names": text("")})
         assert answer.outputs["said"].item() == b"None sample None None None"
 

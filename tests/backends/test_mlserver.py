@@ -15,8 +15,6 @@ import numpy as np
 import pytest
 from triton_served import GrpcClient, reply, request, serving, text
 
-from triglot.repository.scan.source import NamedPath
-
 pytest.importorskip("mlserver", reason="the mlserver environment has it")
 
 MODEL = '''
@@ -147,7 +145,7 @@ async def test_a_class_in_a_model_py(tmp_path: Path) -> None:
 async def test_a_name_of_ones_own(tmp_path: Path) -> None:
     """As with --model-name: it is in the settings."""
     path = write(tmp_path).rename(tmp_path / "export")
-    async with serving(NamedPath("mine", path)) as client:
+    async with serving({"mine": path}) as client:
         assert (await request_seen(client))["name"] == "mine"
 
 

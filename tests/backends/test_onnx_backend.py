@@ -14,7 +14,7 @@ import pytest
 import triglot
 from process import SECONDS
 from protocol_clients.channel import SERVICE
-from triglot import backends
+from triglot import backends, testing
 from triglot.core.errors import InvalidArgument, ModelLoadError
 from triglot.core.tensor import object_array, pack_bytes, unpack_bytes
 from triglot.pb.kserve import inference_pb2 as pb
@@ -103,11 +103,7 @@ def raw(array: Any) -> bytes:
 
 @asynccontextmanager
 async def serve(folder: Path) -> AsyncIterator[Client]:
-    config = triglot.Config(grpc_port=0, rest_port=0, grace=1)
-    async with (
-        triglot.Server([folder], config) as server,
-        grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel,
-    ):
+    async with testing.serve(folder) as server, grpc.aio.insecure_channel(server.grpc_address) as channel:
         yield Client(channel)
 
 

@@ -13,9 +13,9 @@ import grpc.aio
 import numpy as np
 import pytest
 
-import triglot
 from process import SECONDS
 from protocol_clients.channel import SERVICE
+from triglot import testing
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.pb.kserve import model_config_pb2 as config_pb
 
@@ -70,10 +70,9 @@ async def served(folder: Path, size: int, config: str = "") -> AsyncIterator[Cli
     shutil.copy(FILE, folder / "model" / "1")
     if config:
         (folder / "model" / "config.pbtxt").write_text(config)
-    options = triglot.Config(grpc_port=0, rest_port=0, grace=1, default_max_batch_size=size)
     async with (
-        triglot.Server([folder], options) as server,
-        grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel,
+        testing.serve(folder, default_max_batch_size=size) as server,
+        grpc.aio.insecure_channel(server.grpc_address) as channel,
     ):
         yield Client(channel)
 

@@ -18,7 +18,7 @@ import pytest
 import triglot
 from process import SECONDS
 from protocol_clients.channel import SERVICE
-from triglot import backends
+from triglot import backends, testing
 from triglot.core.errors import ModelLoadError
 from triglot.model.config import Device, InstanceGroup, ModelConfig
 from triglot.pb.kserve import inference_pb2 as pb
@@ -143,11 +143,7 @@ async def test_three_instances_answer_as_onnxruntime_does(tmp_path: Path) -> Non
     session = onnxruntime.InferenceSession(str(FILE), providers=["CPUExecutionProvider"])
     expected = [session.run(None, {"image": images})[0] for images in asked]
     models = repository(tmp_path, "instance_group [{ kind: KIND_CPU count: 3 }]\n")
-    config = triglot.Config(grpc_port=0, rest_port=0, grace=1)
-    async with (
-        triglot.Server([models], config) as server,
-        grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel,
-    ):
+    async with testing.serve(models) as server, grpc.aio.insecure_channel(server.grpc_address) as channel:
         infer = channel.unary_unary(SERVICE + "ModelInfer")
         replies = await asyncio.gather(*(infer(request(images), timeout=SECONDS) for images in asked))
     for reply, scores in zip(replies, expected, strict=True):
@@ -159,7 +155,7 @@ async def test_three_instances_answer_as_onnxruntime_does(tmp_path: Path) -> Non
 async def test_server_does_not_start_with_a_missing_gpu(tmp_path: Path) -> None:
     models = repository(tmp_path, "instance_group [{ kind: KIND_GPU }]\n")
     with pytest.raises(ModelLoadError) as caught:
-        async with triglot.Server([models], triglot.Config(grpc_port=0, rest_port=0)):
+        async with testing.serve(models):
             pass
     assert "m/config.pbtxt: instance_group[0].kind: KIND_GPU, but the" in str(caught.value.__cause__)
 

@@ -16,7 +16,7 @@ import pytest
 import triglot
 from process import SECONDS
 from protocol_clients.channel import SERVICE
-from triglot import backends
+from triglot import backends, testing
 from triglot.core.errors import Internal, InvalidArgument, ModelLoadError
 from triglot.core.tensor import object_array, pack_bytes, unpack_bytes
 from triglot.model.model import signatures_of
@@ -292,11 +292,7 @@ def test_what_the_class_cannot_be(tmp_path: Path, predictor: str, text: str) -> 
 
 @asynccontextmanager
 async def serve(folder: Path) -> AsyncIterator[grpc.aio.Channel]:
-    config = triglot.Config(grpc_port=0, rest_port=0, grace=1)
-    async with (
-        triglot.Server([folder], config) as server,
-        grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel,
-    ):
+    async with testing.serve(folder) as server, grpc.aio.insecure_channel(server.grpc_address) as channel:
         yield channel
 
 

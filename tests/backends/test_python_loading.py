@@ -10,11 +10,10 @@ import grpc.aio
 import pytest
 from python_files import DATACLASS, load_error, model_of, run
 
-import triglot
 from process import IDENTITY, SECONDS, write_model
 from protocol_clients.channel import SERVICE
 from protocol_clients.kserve import answer_value, infer_request
-from triglot import backends
+from triglot import backends, testing
 from triglot.core.errors import ModelLoadError
 from triglot.model.config import ModelConfig
 from triglot.pb.kserve import inference_pb2 as pb
@@ -107,11 +106,7 @@ def test_a_frozen_dataclass_has_its_configuration(tmp_path: Path) -> None:
 @asynccontextmanager
 async def serve(folder: Path) -> AsyncIterator[grpc.aio.UnaryUnaryMultiCallable]:
     """ModelInfer of a server of these models."""
-    config = triglot.Config(grpc_port=0, rest_port=0, grace=1)
-    async with (
-        triglot.Server([folder], config) as server,
-        grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel,
-    ):
+    async with testing.serve(folder) as server, grpc.aio.insecure_channel(server.grpc_address) as channel:
         yield channel.unary_unary(SERVICE + "ModelInfer")
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import triglot
 from served_models import Served
-from triglot import backends
+from triglot import backends, testing
 from triglot.core.errors import ModelLoadError
 
 HEAD = """
@@ -68,10 +69,10 @@ def write(folder: Path, own: str) -> Path:
     return file
 
 
-async def warnings(file: Path, caplog: pytest.LogCaptureFixture, **options: int) -> list[str]:
+async def warnings(file: Path, caplog: pytest.LogCaptureFixture, **options: Any) -> list[str]:
     """Of a server that loads the model."""
     caplog.set_level(logging.WARNING, "triglot")
-    async with triglot.Server([file], triglot.Config(grpc_port=0, rest_port=0, **options)):  # type: ignore[arg-type]
+    async with testing.serve(file, **options):
         return [record.getMessage() for record in caplog.records]
 
 
@@ -122,7 +123,7 @@ async def test_a_model_may_say_that_it_has_too_much_to_do(tmp_path: Path) -> Non
     (tmp_path / "m.py").write_text(
         MODEL.replace("FP32", "INT32").replace("return inputs", "raise triglot.QueueFull('not now')")
     )
-    async with triglot.Server([tmp_path / "m.py"], triglot.Config(grpc_port=0, rest_port=0)) as server:
+    async with testing.serve(tmp_path / "m.py") as server:
         with pytest.raises(triglot.QueueFull, match="not now") as caught:
-            await Served(server).infer("m", np.zeros(1, np.int32))
+            await Served(server.server).infer("m", np.zeros(1, np.int32))
     assert caught.value.code is triglot.Code.RESOURCE_EXHAUSTED

@@ -15,7 +15,6 @@ from numpy.testing import assert_array_equal
 from triton_served import MODELS, X_TO_Y, GrpcClient, copied, ints, reply, request, serving, text, write_model
 
 from triglot.backends.child_modules import ROOT, SPAWNED
-from triglot.repository.scan.source import NamedPath
 
 SUM = {"INPUT0": np.arange(4, dtype=np.float32), "INPUT1": np.full(4, 2, np.float32)}
 UTILS = ("triton_python_backend_utils", "c_python_backend_utils")
@@ -152,7 +151,7 @@ async def test_a_name_of_ones_own(tmp_path: Path, execution: str) -> None:
     parameter = f'parameters {{ key: "execution" value {{ string_value: "{execution}" }} }}'
     config = X_TO_Y.replace('"Y" data_type: TYPE_INT32', '"Y" data_type: TYPE_STRING') + parameter
     path = write_model(tmp_path, "export", NAMED, config)
-    async with serving(NamedPath("mine", path)) as client:
+    async with serving({"mine": path}) as client:
         answer = await client.infer("mine", {"X": ints(1)})
         assert answer.outputs["Y"].item() == b"mine mine mine_0_0"
 

@@ -21,7 +21,7 @@ from triton_served import (
     write_model,
 )
 
-import triglot
+from triglot import testing
 from triglot.core.errors import ModelLoadError
 
 HEAD = """
@@ -79,9 +79,8 @@ async def outcome(client: GrpcClient, x: int) -> Any:
 
 
 async def not_served(folder: Path) -> None:
-    server = triglot.Server([folder], triglot.Config(grpc_port=0, rest_port=0))
     with pytest.raises(ModelLoadError):
-        async with asyncio.timeout(SECONDS), server:
+        async with asyncio.timeout(SECONDS), testing.serve(folder):
             pass
 
 

@@ -15,12 +15,11 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from grpc_transport import transport_options
 
 import triglot
+from triglot import testing
 from triglot.core.tensor import DATATYPES, byte_length, datatype_of, object_array, raw_buffer, unpack_bytes
 from triglot.pb.kserve import inference_pb2 as pb
-from triglot.repository.scan.source import NamedPath
 
 SECONDS = 20
 MODELS = Path(__file__).resolve().parents[1] / "models_triton_python"
@@ -111,14 +110,13 @@ def reply(message: pb.ModelInferResponse) -> Reply:
 
 
 @asynccontextmanager
-async def serving(*paths: Path | NamedPath, **options: Any) -> AsyncIterator[GrpcClient]:
+async def serving(*paths: Path | Mapping[str, Path], **options: Any) -> AsyncIterator[GrpcClient]:
     """A server of the models at `paths`."""
-    config = triglot.Config(**{"grpc_port": 0, "rest_port": 0, "grace": 1.0} | transport_options(**options))
     async with (
-        triglot.Server(paths, config) as server,
-        grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel,
+        testing.serve(*paths, **options) as server,
+        grpc.aio.insecure_channel(server.grpc_address) as channel,
     ):
-        yield GrpcClient(server, channel)
+        yield GrpcClient(server.server, channel)
 
 
 def write_model(folder: Path, name: str, code: str, config: str = "", *, imports: str = "") -> Path:

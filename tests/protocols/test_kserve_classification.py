@@ -19,7 +19,7 @@ from hypothesis.extra import numpy as hnp
 from kserve_served import Served, serve_models
 from tensor_places import INTERFACES, In, Outcome, ask
 
-import triglot
+from triglot import testing
 from triglot.core.errors import Code, InvalidArgument, ModelLoadError
 from triglot.core.tensor import DATATYPES, TFSERVING_DATATYPES, Array, datatype_of, object_array, unpack_bytes
 from triglot.core.types import OutputOptions, OutputTensor
@@ -270,7 +270,7 @@ async def test_label_files_that_are_refused(name: str, text: str, tmp_path: Path
     with (folder / "large.txt").open("wb") as file:
         file.truncate(MAX_LABEL_BYTES + 1)
     with pytest.raises(ModelLoadError) as caught:
-        async with triglot.Server([folder.parent], triglot.Config(grpc_port=0, rest_port=0)):
+        async with testing.serve(folder.parent):
             pass
     assert re.search(text, f"{caught.value} {caught.value.__cause__}")
 

@@ -13,11 +13,10 @@ import aiohttp
 import grpc.aio
 import numpy as np
 import pytest
-from grpc_transport import transport_options
 
-import triglot
 from process import SECONDS
 from protocol_clients.channel import SERVICE
+from triglot import testing
 from triglot.pb.kserve import inference_pb2 as pb
 
 MODEL = """
@@ -77,13 +76,12 @@ class Clients:
 async def serving(folder: Path, extra: str = "", **options: Any) -> AsyncIterator[Clients]:
     (folder / "told").mkdir()
     (folder / "told" / "model.py").write_text(MODEL.replace("EXTRA", extra))
-    config = triglot.Config(grpc_port=0, rest_port=0, grace=1, **transport_options(**options))
     async with (
-        triglot.Server([folder / "told"], config) as server,
-        grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel,
+        testing.serve(folder / "told", **options) as server,
+        grpc.aio.insecure_channel(server.grpc_address) as channel,
         aiohttp.ClientSession() as session,
     ):
-        yield Clients(channel, session, f"http://127.0.0.1:{server.rest_port}/v2/models/told/infer")
+        yield Clients(channel, session, f"{server.url}/v2/models/told/infer")
 
 
 @pytest.mark.parametrize("extra", ["", 'execution = "process"'])

@@ -14,6 +14,7 @@ from live import Live, live
 
 import triglot
 from process import write_model
+from triglot import testing
 from triglot.core.tensor import Array
 from triglot.model.config import ALL
 from triglot.protocols.monitor.routes import MODEL, OVERVIEW
@@ -134,9 +135,8 @@ async def test_what_the_page_has_to_know_of_the_server(options: dict[str, Any], 
 
 async def test_a_closed_port_has_no_number(tmp_path: Path) -> None:
     write_model(tmp_path / "good")
-    config = triglot.Config(grpc_port=-1, rest_port=0, drain_delay=0)
-    async with triglot.Server([tmp_path], config) as server:
-        assert (await found(server, OVERVIEW))["server"]["grpc_port"] is None
+    async with testing.serve(tmp_path, grpc_port=-1) as server:
+        assert (await found(server.server, OVERVIEW))["server"]["grpc_port"] is None
 
 
 async def test_without_the_page_no_details_are_served() -> None:

@@ -18,6 +18,7 @@ from live import live
 
 import triglot
 from process import write_model
+from triglot import testing
 from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.tensor import Array
 from triglot.model.signature import ModelMetadata, Signature
@@ -71,9 +72,8 @@ class Client:
 
 @asynccontextmanager
 async def serving(*paths: Path, **options: Any) -> AsyncIterator[Client]:
-    server = triglot.Server(paths, triglot.Config(grpc_port=0, rest_port=0, drain_delay=0, **options))
-    async with server, aiohttp.ClientSession() as session:
-        yield Client(server, session)
+    async with testing.serve(*paths, **options) as server, aiohttp.ClientSession() as session:
+        yield Client(server.server, session)
 
 
 @asynccontextmanager

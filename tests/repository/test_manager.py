@@ -12,10 +12,10 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-import triglot
 from process import IDENTITY, SECONDS, write_model
 from protocol_clients.channel import SERVICE
 from protocol_clients.kserve import answer_value, infer_request
+from triglot import testing
 from triglot.core.errors import ModelLoadError
 from triglot.pb.kserve import inference_pb2 as pb
 
@@ -62,10 +62,9 @@ class Client:
 
 @asynccontextmanager
 async def serve(*paths: Path, **options: Any) -> AsyncIterator[Client]:
-    config = triglot.Config(grpc_port=0, rest_port=0, grace=1, **options)
     async with (
-        triglot.Server(paths, config) as server,
-        grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel,
+        testing.serve(*paths, **options) as server,
+        grpc.aio.insecure_channel(server.grpc_address) as channel,
     ):
         yield Client(channel)
 

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 from scripted_loads import look_twice, states
 
-import triglot
 from direct_work import direct_infer
-from triglot import Call, backends
+from triglot import Call, backends, testing
 from triglot.model.config import ModelConfig, WarmUpInput, WarmUpRequest
 from triglot.repository.manager.manager import Manager
 from triglot.repository.manager.warm_up import warm_up
@@ -196,7 +195,8 @@ async def test_configured_requests(tmp_path: Path, request_: Callable[[Path], Wa
 
 async def test_no_metric_counts_it(tmp_path: Path) -> None:
     write(tmp_path / "m", 'example = {"x": [[1, 2]]}')
-    async with triglot.Server([tmp_path / "m"], triglot.Config(grpc_port=0, rest_port=0)) as server:
+    async with testing.serve(tmp_path / "m") as running:
+        server = running.server
         served = server.manager.registry.servable("m")
         assert sum(served.model.runs.values()) == 3  # type: ignore[attr-defined]  # The class above.
         calls = [stats for endpoint in server.telemetry.endpoints() for stats in endpoint.calls()]

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import triglot
 from served_models import Served
+from triglot import testing
 
 CODE = """
 import threading
@@ -43,6 +43,5 @@ def write(
 @asynccontextmanager
 async def serving(repository: Path, **options: Any) -> AsyncIterator[Served]:
     """A server of it, in this process."""
-    config = triglot.Config(**{"grpc_port": 0, "rest_port": 0, "grace": 1.0} | options)
-    async with triglot.Server([repository], config) as server:
-        yield Served(server)
+    async with testing.serve(repository, **options) as server:
+        yield Served(server.server)

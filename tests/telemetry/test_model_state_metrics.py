@@ -7,8 +7,8 @@ from pathlib import Path
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-import triglot
 from process import IDENTITY, write_model
+from triglot import testing
 
 NO_PYTHON = "class Model(:\n"
 
@@ -17,17 +17,17 @@ async def test_the_state_of_versions(tmp_path: Path) -> None:
     write_model(tmp_path / "good" / "1")
     write_model(tmp_path / "half" / "1")
     write_model(tmp_path / "half" / "2", NO_PYTHON)
-    config = triglot.Config(
-        grpc_port=0,
-        rest_port=0,
-        model_control_mode="explicit",
-        load_model="*",
-        exit_on_load_error=False,
-        load_retries=0,
-        drain_delay=0,
-    )
-    async with triglot.Server([tmp_path], config) as server, aiohttp.ClientSession() as session:
-        url = f"http://127.0.0.1:{server.rest_port}"
+    async with (
+        testing.serve(
+            tmp_path,
+            model_control_mode="explicit",
+            load_model="*",
+            exit_on_load_error=False,
+            load_retries=0,
+        ) as server,
+        aiohttp.ClientSession() as session,
+    ):
+        url = server.url
 
         async def values() -> dict[str, tuple[float | None, float | None]]:
             """Whether each version is ready, and whether its load failed."""

@@ -18,8 +18,8 @@ from triglot.inline import FREE_PORTS, RunningServer, Served, ServedAt, roots_of
 from triglot.repository.scan.source import NamedPath, Root
 from triglot.testing.process import Process
 
-QUICK: Mapping[str, Any] = {"drain_delay": 0.0}
-"""Options of a server that no load balancer looks at."""
+QUICK: Mapping[str, Any] = {"drain_delay": 0.0, "grace": 1.0}
+"""Options of a server that no load balancer knows, and of which no call is to be waited for."""
 
 
 @overload
@@ -37,9 +37,9 @@ def serve(
 ) -> RunningServer | ServerProcess:
     """Return a server that runs during a block, `with` or `async with`, on free ports.
 
-    Models and options are as in `triglot.running`. `process`: run `triglot serve` as a process, which serves paths
-    only. Raise as `triglot.running` does; beginning the block of a process raises `ChildProcessError` with its
-    log if it does not start.
+    Models and options are as in `triglot.running`, but `drain_delay` is 0, and `grace` a second. `process`: run
+    `triglot serve` as a process, which serves paths only. Raise as `triglot.running` does; beginning the block of
+    a process raises `ChildProcessError` with its log if it does not start.
     """
     if not process:
         return running(*models, **{**QUICK, **options})
