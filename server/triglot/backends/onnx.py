@@ -168,7 +168,7 @@ def gpu_count() -> int:
     if GPU not in onnxruntime.get_available_providers():
         return 0
     try:
-        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return 0
     count = ctypes.c_int()

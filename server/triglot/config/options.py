@@ -502,7 +502,7 @@ class Config:
     )
     event_loop: str = option(
         PERFORMANCE,
-        EVENT_LOOPS[sys.platform == "win32"],
+        EVENT_LOOPS[0],
         "event loop: uvloop, or the standard library's asyncio",
         choices=EVENT_LOOPS,
     )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import socket
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -60,8 +58,6 @@ class Loading:
         `ray` are the options of its class; None: the class is not known before a process has loaded it.
         """
         execution = config.execution or "process"
-        if not hasattr(socket, "send_fds"):
-            raise ModelLoadError(f"{file}: execution: expected 'thread' on {sys.platform}, got {execution!r}")
         make_place = _place_of(execution, file)
         # Few servers have models that run elsewhere.
         from triglot.executors.remote.place import Program  # noqa: PLC0415

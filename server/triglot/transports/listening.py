@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import resource
 import socket
 import ssl
 import stat
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -298,10 +298,6 @@ def max_sockets(config: Config) -> int:
 
 def raise_file_limit(config: Config) -> None:
     """Raise the limit on file descriptors to what the listeners may need, as far as the system allows."""
-    if sys.platform == "win32":
-        return
-    import resource  # noqa: PLC0415 - not for Windows.
-
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = LISTENERS * config.max_sockets + SPARE_FILES
     if hard != resource.RLIM_INFINITY:
@@ -312,9 +308,5 @@ def raise_file_limit(config: Config) -> None:
 
 
 def _files_for_clients() -> int:
-    if sys.platform == "win32":
-        return 2**31
-    import resource  # noqa: PLC0415 - not for Windows.
-
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return 2**31 if soft == resource.RLIM_INFINITY else max(soft // 2, soft - SPARE_FILES)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import sys
+import termios
 from collections.abc import Sequence
 
 log = logging.getLogger(__name__)
@@ -33,11 +35,8 @@ def write_pieces(transport: asyncio.WriteTransport, pieces: Sequence[bytes | mem
 def buffered(transport: asyncio.Transport) -> int:
     """Return the bytes that the peer has not received; over TLS a number that only says whether there are any."""
     size = transport.get_write_buffer_size()
-    if transport.can_write_eof() or sys.platform == "win32":
+    if transport.can_write_eof():
         return size
-    import fcntl  # noqa: PLC0415 - not for Windows.
-    import termios  # noqa: PLC0415 - as above.
-
     # The TLS transport does not count what it has passed to the socket's own transport. The system knows what the
     # peer has not acknowledged: while that transport holds data, there is some of it, except for moments.
     try:

@@ -50,7 +50,7 @@ _CHUNK = 64 * 1024
 _MAX_PARTS = 512
 """Buffers of one system call; the system allows 1024."""
 _DESCRIPTOR = array.array("i", [0]).itemsize
-_SPACE = socket.CMSG_SPACE(_DESCRIPTOR) if hasattr(socket, "CMSG_SPACE") else 0
+_SPACE = socket.CMSG_SPACE(_DESCRIPTOR)
 _CLOSE_ON_EXEC: int = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 SOON = 400e-6
 """Seconds of busy-waiting, unless the last frame took longer to arrive; in that time a sender can place 1 MiB."""

@@ -8,9 +8,9 @@ been used for a while return their memory to the system, but stay mapped.
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
-import sys
 import tempfile
 import threading
 import time
@@ -24,9 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-if sys.platform != "win32":
-    import fcntl
 
 from triglot.core.tensor import (
     DATATYPES,
