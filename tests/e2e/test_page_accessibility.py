@@ -112,7 +112,7 @@ async def test_a_server_that_is_not_ready_says_why(server: triglot.Server) -> No
         await expect(visitor.page.locator("#ready")).to_contain_text(BROKEN_TEXT)
 
 
-async def test_the_form_is_before_the_charts_until_there_are_calls(server: triglot.Server) -> None:
+async def test_the_form_is_before_the_charts_until_a_call(server: triglot.Server) -> None:
     async with opened(server) as visitor:
         page = visitor.page
         await page.locator("#model-name").focus()
