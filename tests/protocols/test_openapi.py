@@ -185,10 +185,14 @@ async def test_every_example_of_every_demo_model_works_as_it_stands() -> None:
     assert shown.keys() == models
     assert shown["half_plus_two"] == {
         "/v2/models/half_plus_two/infer",
+        "/v2/models/half_plus_two/predict",
         "/v1/models/half_plus_two:predict",
         "/grps/v1/infer/predict",
     }
-    assert shown["token_stream"] == {"/v2/models/token_stream/generate_stream"}
+    assert shown["token_stream"] == {
+        "/v2/models/token_stream/generate_stream",
+        "/v2/models/token_stream/predict",
+    }
 
 
 async def status_of(code: str) -> int:

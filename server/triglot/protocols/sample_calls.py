@@ -111,7 +111,11 @@ def sample_calls(
 
 
 def first_call(
-    model: ModelMetadata, protocols: Collection[str], *, grps_customized_body: bool = False
+    model: ModelMetadata,
+    protocols: Collection[str],
+    largest: int = LARGEST_SAMPLE,
+    *,
+    grps_customized_body: bool = False,
 ) -> SampleCall | None:
     """Return the simplest call that the protocols have for the model: of plain JSON, or that of `sample_calls`.
 
@@ -119,7 +123,7 @@ def first_call(
     """
     if "kserve" not in protocols:
         return next(iter(sample_calls(model, protocols, grps_customized_body=grps_customized_body)), None)
-    samples = made_samples(model, LARGEST_SAMPLE)
+    samples = made_samples(model, largest)
     if samples is None or not _all_have_fields(samples):
         return None
     body = {sample.name: sample.nested() for sample in samples}

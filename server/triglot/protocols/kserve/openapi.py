@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
@@ -33,7 +34,7 @@ from triglot.protocols.api_operation import (
 )
 from triglot.protocols.kserve.json_elements import NO_JSON
 from triglot.protocols.kserve.rest import HEADER_NAME
-from triglot.protocols.sample_calls import LARGEST_EXAMPLE, binary_call, sample_calls, stream_call
+from triglot.protocols.sample_calls import LARGEST_EXAMPLE, binary_call, first_call, sample_calls, stream_call
 
 _BINARY = (
     "Tensors are JSON, or binary data: a JSON part of as many bytes as the header "
@@ -268,6 +269,19 @@ def infer_of(model: ModelMetadata, server: str) -> ApiOperation | None:
         code="" if calls else _binary_code(model, server),
         model=model.name,
         path=f"/v2/models/{quote(model.name)}/infer",
+    )
+
+
+def predict_of(model: ModelMetadata, _: str) -> ApiOperation | None:
+    """Return `PREDICT` for one model, None if no example of plain JSON is known for it."""
+    call = first_call(model, ["kserve"], LARGEST_EXAMPLE)
+    return call and replace(
+        PREDICT,
+        summary=f"Inference with {model.name} and plain JSON",
+        description=f"{described(model)}\n\n{PREDICT.description}",
+        examples={model.name: call.body},
+        model=model.name,
+        path=call.path,
     )
 
 

@@ -36,7 +36,7 @@ from triglot.model.warm_up_inputs import example_inputs
 from triglot.protocols.json.dialect import DEFAULT_LIMITS, STANDARD, JsonLimits, type_name
 from triglot.protocols.json.text import parse, without_nulls
 from triglot.protocols.kserve import openapi as api
-from triglot.protocols.kserve.extension import MODEL_PATHS
+from triglot.protocols.kserve.extension import MODEL, MODEL_PATHS
 from triglot.protocols.kserve.generate import Streaming, printing_size, signature_of, stream_form
 from triglot.protocols.kserve.generate_json import encode_error, shape_for
 from triglot.protocols.kserve.json_elements import NO_JSON
@@ -88,6 +88,7 @@ class Predict:
                 inference=Streaming(self._dataplane, lambda decoded: decoded.request),
                 stream_form=_form_of,
                 documented=(api.PREDICT,),
+                of_model=api.predict_of if path == MODEL else None,
             )
             for path in MODEL_PATHS
         ]
