@@ -125,9 +125,7 @@ async def test_states_and_their_reasons_are_shown_as_text(server: triglot.Server
         await visitor.open(load.url + PATH)
         await expect(visitor.page.locator("#server")).to_have_text("the <i>server</i>")
         for model, ready in ready_models(await load.get("/metrics")).items():
-            await expect(visitor.field(model, "state")).to_have_text(
-                re.compile("^ready$" if ready else "^unavailable")
-            )
+            await expect(visitor.field(model, "state")).to_have_text(re.compile("^ready$" if ready else "^failed"))
         state = visitor.field(BROKEN_MODEL, "state")
         await expect(state).to_contain_text(BROKEN_TEXT)
         await expect(visitor.page.locator("[data-tile=models]")).to_contain_text("2\nof 3", use_inner_text=True)

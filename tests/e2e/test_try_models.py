@@ -367,7 +367,7 @@ async def test_a_model_is_loaded_and_unloaded(tmp_path: Path) -> None:
         await unload.click()
         await expect(page.locator("#control-status")).to_have_text(re.compile("^unload good: done in "))
         await expect(page.locator("#try")).to_be_hidden()
-        await expect(page.locator("#versions tbody")).to_contain_text("unavailable")
+        await expect(page.locator("#versions tbody")).to_contain_text("unloaded")
         await names.select_option("broken")
         async with page.expect_response(re.compile("/load$")) as sent:
             await load.click()

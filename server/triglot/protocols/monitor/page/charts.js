@@ -3,7 +3,7 @@
 // Strategy: one JSON document per second is drawn as it is. Elements are kept and only their text changes; data from the
 // server is always inserted as text, never as markup.
 
-const REFRESH_MS = 1000, TIMEOUT_MS = 5000, FILTER_FROM = 9, METRIC_FILTER_FROM = 25;
+const REFRESH_MS = 1000, TIMEOUT_MS = 5000, FILTER_FROM = 9, ROWS = 50, METRIC_FILTER_FROM = 25;
 const PROTOCOLS = { kserve: "KServe V2", tfserving: "TF Serving", grps: "grps", mlflow: "MLflow" };
 // The page has two addresses, and may be behind a proxy's path prefix.
 const monitor = new URL(location.pathname.endsWith("/monitor/metrics") ? "./" : "grps/v1/monitor/", location.href);

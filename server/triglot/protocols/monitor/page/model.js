@@ -270,7 +270,7 @@ class ModelView {
         this.cancel();
       }
     });
-    byId("dialects").addEventListener("keydown", event => this.moveTab(event));
+    roving(byId("dialects"), "button", "ArrowLeft", "ArrowRight");
     byId("statistics").addEventListener("toggle", () => this.look().catch(lost));
     for (const change of ["load", "unload"]) byId(change).addEventListener("click", () => this.change(change));
   }
@@ -399,7 +399,7 @@ class ModelView {
     this.fill(byId("facts"), facts.flatMap(([term, text]) => [["dt", {}, term], ["dd", {}, text]]));
     const labelled = number => Object.entries(labels).filter(([, version]) => version === number).map(([label]) => label).join(", ");
     this.fill(byId("versions").tBodies[0], versions.map(one => ["tr", {},
-      ["th", { scope: "row" }, String(one.version)], ["td", { class: `state left ${one.state.toLowerCase()}` }, one.state.toLowerCase()],
+      ["th", { scope: "row" }, String(one.version)], ["td", { class: `state left ${stateOf(one)}` }, stateOf(one)],
       ["td", { class: "left" }, labelled(one.version)], ["td", { class: "left" }, one.reason]]));
     byId("versions").parentElement.hidden = !versions.length;
     byId("statistics").hidden = !serves || !this.server.protocols.includes("kserve");
@@ -455,7 +455,7 @@ class ModelView {
       byId("dialects").dataset.names = names.join();
       this.tabs = new Map(names.map(name => {
         const tab = html("button", { type: "button", role: "tab", id: `tab-${name}`, "aria-controls": "panel" }, DIALECTS[name].title);
-        tab.addEventListener("click", () => this.choose(name));
+        for (const event of ["click", "focus"]) tab.addEventListener(event, () => this.choose(name));
         return [name, tab];
       }));
       byId("dialects").replaceChildren(...this.tabs.values());
@@ -468,17 +468,9 @@ class ModelView {
   }
 
   choose(dialect) {
+    if (this.dialect === dialect) return;
     this.dialect = dialect;
     this.show();
-  }
-
-  moveTab(event) {
-    const names = [...this.tabs.keys()], here = names.indexOf(this.dialect), last = names.length - 1;
-    const target = { ArrowLeft: here || names.length, ArrowRight: here + 2, Home: 1, End: last + 1 }[event.key];
-    if (target === undefined) return;
-    event.preventDefault();
-    this.choose(names[(target - 1) % names.length]);
-    this.tabs.get(this.dialect).focus();
   }
 
   showFields() {

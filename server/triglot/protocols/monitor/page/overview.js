@@ -22,21 +22,27 @@ const TILES = [
 // ---- tables
 
 const COLUMNS = [
-  ["requests", "Requests", model => exact(model.requests)],
-  ...Object.entries(PROTOCOLS).map(([protocol, title]) => [protocol, title, model => exact(model.protocols?.[protocol] ?? 0)]),
-  ["failures", "Failures", model => exact(model.failures)],
-  ["rate", "Rate", model => perSecond(model.request_rate), "requests per second, of the last seconds"],
-  ["p50", "p50", model => milliseconds(model.latency_ms.p50), "half of the last seconds' requests took at most this"],
-  ["p99", "p99", model => milliseconds(model.latency_ms.p99), "99 % of the last seconds' requests took at most this"],
-  ["queue", "Waiting", model => exact(model.queue_depth)],
-  ["wait", "Wait", model => milliseconds(model.queue_ms), "mean time in the queue, since the start"],
-  ["run", "Run", model => milliseconds(model.compute_ms), "mean time of the model, since the start"],
-  ["batch", "Batch", model => plain(model.mean_batch_size), "mean size of the last seconds' batches"],
+  ["requests", "Requests", model => model.requests, exact],
+  ...Object.entries(PROTOCOLS).map(([protocol, title]) => [protocol, title, model => model.protocols?.[protocol] ?? 0, exact]),
+  ["failures", "Failures", model => model.failures, exact],
+  ["rate", "Rate", model => model.request_rate, perSecond, "requests per second, of the last seconds"],
+  ["p50", "p50", model => model.latency_ms.p50, milliseconds, "half of the last seconds' requests took at most this"],
+  ["p99", "p99", model => model.latency_ms.p99, milliseconds, "99 % of the last seconds' requests took at most this"],
+  ["queue", "Waiting", model => model.queue_depth, exact],
+  ["wait", "Wait", model => model.queue_ms, milliseconds, "mean time in the queue, since the start"],
+  ["run", "Compute", model => model.compute_ms, milliseconds, "mean time of the model, since the start"],
+  ["batch", "Batch", model => model.mean_batch_size, plain, "mean size of the last seconds' batches"],
 ];
+const STATES = ["failed", "unknown", "loading", "unloading", "unloaded", "ready"];
+const stateOf = ({ state, reason }) => (state !== "UNAVAILABLE" ? state.toLowerCase() : reason === "unloaded" ? reason : "failed");
+// What each column is sorted by.
+const ORDERS = new Map([
+  ["name", model => model.name], ["state", model => STATES.indexOf(stateOf(model))], ...COLUMNS.map(([name, , value]) => [name, value])]);
+const sorting = { by: "state", descending: false };
 
 // Updates a table's rows by key: creates missing ones in the order of `items`, and removes obsolete ones.
 function rows(body, known, items, keyOf, makeRow) {
-  const kept = new Set();
+  const kept = new Set(), focused = document.activeElement;
   items.forEach((item, index) => {
     const key = keyOf(item);
     kept.add(key);
@@ -49,19 +55,65 @@ function rows(body, known, items, keyOf, makeRow) {
     row.node.remove();
     known.delete(key);
   }
+  // A row that was moved has lost it.
+  if (body.contains(focused)) focused.focus({ preventScroll: true });
 }
 
-byId("models").querySelector("thead tr").append(
-  ...[["", "Model"], ["", "State"], ...COLUMNS].map(([, text, , title], index) =>
-    html("th", { scope: "col", role: "columnheader", ...(title && { title }), ...(index === 1 && { class: "left" }) }, text)));
+// Makes a container's controls one stop of Tab; two arrow keys, Home and End move between them. `settle` is for new ones.
+function roving(container, selector, back, forth) {
+  const all = () => [...container.querySelectorAll(selector)];
+  const choose = chosen => all().forEach(control => { control.tabIndex = control === chosen ? 0 : -1 });
+  container.addEventListener("focusin", event => event.target.matches(selector) && choose(event.target));
+  container.addEventListener("keydown", event => {
+    const controls = all(), here = controls.indexOf(event.target), last = controls.length - 1;
+    const target = { [back]: Math.max(0, here - 1), [forth]: Math.min(last, here + 1), Home: 0, End: last }[event.key];
+    if (here < 0 || target === undefined) return;
+    event.preventDefault();
+    controls[target].focus();
+  });
+  return () => all().some(control => control.tabIndex === 0) || choose(all()[0]);
+}
+
+const headings = [["name", "Model"], ["state", "State"], ...COLUMNS].map(([name, text, , , title]) => {
+  const button = html("button", { type: "button" }, text);
+  button.addEventListener("click", () => sortModels(name));
+  const left = name === "state" && { class: "left" };
+  return html("th", { scope: "col", role: "columnheader", "data-sort": name, ...(title && { title }), ...left }, button);
+});
+byId("models").tHead.rows[0].append(...headings);
+roving(byId("models").tHead, "button", "ArrowLeft", "ArrowRight")();
+const settleModels = roving(byId("models").tBodies[0], "button", "ArrowUp", "ArrowDown");
 const modelRows = new Map();
+let mostRows = ROWS;
+const seeing = new IntersectionObserver(([end]) => {
+  if (!end.isIntersecting || modelRows.size < mostRows) return;
+  mostRows += ROWS;
+  showModels(latest.models);
+  // Asks again: the new rows may be in view at once.
+  seeing.unobserve(end.target);
+  seeing.observe(end.target);
+}, { root: byId("model-frame"), rootMargin: "400px" });
+seeing.observe(byId("models-end"));
+
+// Sorts by a column: numbers from the highest one, or by a second click from the lowest.
+function sortModels(by) {
+  sorting.descending = by === sorting.by ? !sorting.descending : !["name", "state"].includes(by);
+  sorting.by = by;
+  showFirst();
+}
+
+function showFirst() {
+  mostRows = ROWS;
+  byId("model-frame").scrollTop = 0;
+  if (latest) showModels(latest.models);
+}
 
 function modelRow(model) {
   const cell = (name, title) => html("td", { role: "cell", "data-field": name, "data-label": title });
   const cells = new Map(COLUMNS.map(([name, title]) => [name, cell(name, title)]));
   const about = html("small"), state = html("span"), reason = html("small");
   const stateCell = html("td", { role: "cell", class: "state left", "data-field": "state" }, state, reason);
-  const open = html("button", { type: "button", class: "name", title: "Show its details, and call it" }, model.name);
+  const open = html("button", { type: "button", class: "name", title: "Show its details, and call it", tabindex: "-1" }, model.name);
   open.addEventListener("click", () => modelView.open(model.name, String(model.version)));
   const title = html("th", { scope: "row", role: "rowheader" }, open, " ", about);
   const node = html("tr", { role: "row" }, title, stateCell, ...cells.values());
@@ -71,15 +123,25 @@ function modelRow(model) {
 }
 
 function showModels(models) {
-  rows(byId("models").tBodies[0], modelRows, models, model => JSON.stringify([model.name, model.version]), modelRow);
-  const wanted = byId("filter").value.trim().toLowerCase();
-  for (const model of models) {
+  const wanted = byId("filter").value.trim().toLowerCase(), state = byId("state-filter").value;
+  const value = ORDERS.get(sorting.by), sign = sorting.descending ? -1 : 1;
+  const order = (one, other) => (one === other ? 0 : (one ?? -1) < (other ?? -1) ? -sign : sign);
+  const found = models.filter(model => model.name.toLowerCase().includes(wanted) && (!state || stateOf(model) === state))
+    .sort((one, other) => order(value(one), value(other)));
+  const shown = found.slice(0, mostRows);
+  rows(byId("models").tBodies[0], modelRows, shown, model => JSON.stringify([model.name, model.version]), modelRow);
+  settleModels();
+  for (const heading of headings) {
+    if (heading.dataset.sort === sorting.by) heading.ariaSort = sorting.descending ? "descending" : "ascending";
+    else heading.removeAttribute("aria-sort");
+  }
+  for (const model of shown) {
     const row = modelRows.get(JSON.stringify([model.name, model.version]));
     show(row.about, [model.version === null ? "" : `version ${model.version}`, model.platform].filter(Boolean).join(" · "));
-    show(row.state, model.state.toLowerCase().replaceAll("_", " "));
+    show(row.state, stateOf(model));
     show(row.reason, model.reason);
-    row.stateCell.className = `state left ${model.state.toLowerCase()}`;
-    for (const [name, , value] of COLUMNS) show(row.cells.get(name), value(model));
+    row.stateCell.className = `state left ${stateOf(model)}`;
+    for (const [name, , value, format] of COLUMNS) show(row.cells.get(name), format(value(model)));
     row.cells.get("failures").classList.toggle("some", model.failures > 0);
     row.node.classList.toggle("idle", !model.requests);
     row.stateCell.classList.toggle("why", Boolean(model.reason));
@@ -87,12 +149,15 @@ function showModels(models) {
     const alone = Boolean(model.reason) && !model.requests;
     row.stateCell.colSpan = alone ? COLUMNS.length + 1 : 1;
     for (const cell of row.cells.values()) cell.hidden = alone;
-    row.node.hidden = !model.name.toLowerCase().includes(wanted);
   }
+  const states = Map.groupBy(models, stateOf);
+  replaceOptions(byId("state-filter"), [["", "all states"], ...STATES.filter(one => states.has(one)).map(one => [one, `${one} (${states.get(one).length})`])]);
   byId("model-section").hidden = false;
-  byId("filter").hidden = models.length < FILTER_FROM;
-  byId("models").hidden = !models.length;
-  byId("no-models").hidden = models.length > 0;
+  byId("model-filters").hidden = models.length < FILTER_FROM;
+  show(byId("found"), found.length < models.length ? `${exact(found.length)} of ${exact(models.length)}` : "");
+  byId("models").hidden = !found.length;
+  show(byId("no-models"), models.length ? "No model is like that." : "No models yet.");
+  byId("no-models").hidden = found.length > 0;
 }
 
 const protocolRows = new Map();

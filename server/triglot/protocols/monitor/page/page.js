@@ -116,7 +116,7 @@ byId("theme").addEventListener("click", () => {
 });
 // Without JavaScript these links lead to the root of the host, which may be a proxy's.
 for (const link of document.querySelectorAll("a[href^='/']")) link.href = new URL(link.getAttribute("href").slice(1), serverRoot);
-byId("filter").addEventListener("input", () => latest && showModels(latest.models));
+for (const id of ["filter", "state-filter"]) byId(id).addEventListener("input", showFirst);
 byId("metric-filter").addEventListener("input", () => latest && showMetrics(latest.metrics));
 byId("charts").append(...CHARTS.map(({ chart }) => chart.figure));
 refresh();
