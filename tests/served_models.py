@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from grpc_transport import transport_options
 from numpy.typing import NDArray
 
 import triglot
+from triglot import testing
 from triglot.core.call import Call
 from triglot.core.errors import ServingError
 from triglot.core.operation import EVERYTHING
 from triglot.core.types import InferenceRequest, InputTensor
-from triglot.repository.scan.source import ModelFiles
+from triglot.testing import GatedModel
 from waiting import until
 
 SECONDS = 20
@@ -41,21 +38,18 @@ class Function(triglot.Model):
         vars(self).update(attributes)
 
 
-class Gated(triglot.Model):
-    """A model whose `infer` sets `begun`, and waits until the test sets `gate`."""
+class Gated(GatedModel):
+    """A model that waits in `infer`, and keeps its calls."""
 
     inputs, outputs = X, Y
 
     def __init__(self) -> None:
-        self.begun = threading.Event()
-        self.gate = threading.Event()
+        super().__init__("infer")
         self.calls: list[Call] = []
 
     def infer(self, inputs: Arrays, call: Call) -> Any:
         self.calls.append(call)
-        self.begun.set()
-        assert self.gate.wait(SECONDS)
-        return {"y": inputs["x"]}
+        return super().infer(inputs)
 
 
 def twice(inputs: Arrays) -> dict[str, Any]:
@@ -131,18 +125,9 @@ class Served:
 
 @asynccontextmanager
 async def serving(models: Mapping[str, triglot.Model], **options: Any) -> AsyncIterator[Served]:
-    """Run a server with these models, given by name; `options` are those of `triglot.Config`."""
-    files = [
-        ModelFiles(name, 1, "python", Path(f"{name}.py"), make=partial(_itself, model))
-        for name, model in models.items()
-    ]
-    config = triglot.Config(**{"grpc_port": 0, "rest_port": 0, "grace": 1.0} | transport_options(**options))
-    async with triglot.Server(config=config, models=files) as server:
-        yield Served(server)
-
-
-def _itself(model: triglot.Model) -> triglot.Model:
-    return model
+    """Run a server with these models, given by name; `options` are those of `triglot serve`."""
+    async with testing.serve(models, **options) as running:
+        yield Served(running.server)
 
 
 def ints(*values: int) -> NDArray[np.int32]:

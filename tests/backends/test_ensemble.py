@@ -89,7 +89,7 @@ async def test_a_step_waits_for_its_own_tensors_only() -> None:
     async with serving(models) as served:
         asked = asyncio.create_task(served.infer("fork", ints(1)))
         await until(passed.is_set)
-        gated.gate.set()
+        gated.open_point("infer")
         assert (await asked).tolist() == [5]
 
 

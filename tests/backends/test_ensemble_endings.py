@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import triglot
-from served_models import SECONDS, Arrays, Function, Gated, both, calling, ensemble, ints, serving, step, twice
+from served_models import Arrays, Function, Gated, both, calling, ensemble, ints, serving, step, twice
 from triglot.core.call import Call
 from triglot.core.errors import Code
 from waiting import until
@@ -28,7 +28,7 @@ async def test_an_error_of_a_step_ends_the_others() -> None:
     gated = Gated()
 
     def fail(_: Arrays) -> Any:
-        assert gated.begun.wait(SECONDS)
+        gated.wait_until_at("infer")
         raise triglot.FailedPrecondition("no such word")
 
     fork = ensemble(step("gated", "x", "p"), step("fail", "x", "q"), adding("p", "q", "y"))
@@ -38,7 +38,7 @@ async def test_an_error_of_a_step_ends_the_others() -> None:
         text = "in ensemble 'fork', model 'fail': no such word"
         assert (error.code, error.message) == (Code.FAILED_PRECONDITION, text)
         await until(lambda: gated.calls[0].cancelled)
-        gated.gate.set()
+        gated.open_point("infer")
         await served.is_idle()
 
 
@@ -137,10 +137,10 @@ async def test_the_caller_leaves_during_each_step(place: int) -> None:
     models, gated = chain_with_a_gate(place)
     async with serving(models) as served:
         asked = asyncio.create_task(served.infer("chain", ints(1)))
-        await until(gated.begun.is_set)
+        await gated.until_at("infer")
         asked.cancel()
         await until(lambda: gated.calls[0].cancelled)
-        gated.gate.set()
+        gated.open_point("infer")
         await served.is_idle()
         assert asked.cancelled()
         assert (await served.infer("chain", ints(1))).tolist() == [4]
@@ -153,12 +153,12 @@ async def test_the_caller_leaves_while_a_step_is_queued(place: int) -> None:
     models, gated = chain_with_a_gate(place)
     async with serving(models) as served:
         busy = asyncio.create_task(served.infer("gated", ints(7)))
-        await until(gated.begun.is_set)
+        await gated.until_at("infer")
         asked = asyncio.create_task(served.infer("chain", ints(1)))
         await until(lambda: served.server.dataplane.queue_depth() == 1)
         asked.cancel()
         await until(lambda: served.server.dataplane.queue_depth() == 0)
-        gated.gate.set()
+        gated.open_point("infer")
         assert (await busy).tolist() == [7]
         await served.is_idle()
         assert len(gated.calls) == 1
@@ -171,6 +171,6 @@ async def test_the_deadline_passes_during_each_step(place: int) -> None:
     async with serving(models) as served:
         error = await served.error("chain", ints(1), Call(time.monotonic() + 0.2))
         assert error.code is Code.DEADLINE_EXCEEDED
-        gated.gate.set()
+        gated.open_point("infer")
         await served.is_idle()
         assert (await served.infer("chain", ints(1))).tolist() == [4]

@@ -327,11 +327,11 @@ async def test_a_reader_who_leaves() -> None:
     }
     async with serving(models) as served:
         reading = asyncio.create_task(ys(served, 1))
-        await until(gated.begun.is_set)
+        await gated.until_at("infer")
         reading.cancel()
         await until(closed.is_set)
         await until(lambda: gated.calls[0].cancelled)
-        gated.gate.set()
+        gated.open_point("infer")
         await served.is_idle()
 
 
@@ -425,9 +425,9 @@ async def test_the_queue_of_a_step_is_full() -> None:
     async with serving(models) as served:
         stream = answers(served, *range(10))
         first = asyncio.ensure_future(anext(stream))
-        await until(gated.begun.is_set)
+        await gated.until_at("infer")
         await until(lambda: not served.leases()["each"])
-        gated.gate.set()
+        gated.open_point("infer")
         assert (await first).outputs[0].array.tolist() == [0]
         with pytest.raises(ServingError) as caught:
             _ = [response async for response in stream]

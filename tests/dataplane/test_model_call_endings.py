@@ -40,10 +40,11 @@ async def test_the_caller_leaves(on_loop: bool, place: str) -> None:
 
     async with serving({"gated": gated, "outer": Function(async_outer if on_loop else outer)}) as served:
         busy = asyncio.create_task(served.infer("gated", ints(1))) if place == "queued" else None
-        await until(lambda: busy is None or gated.begun.is_set())
+        if busy is not None:
+            await gated.until_at("infer")
         asked = asyncio.create_task(served.infer("outer", ints(2)))
         if busy is None:
-            await until(gated.begun.is_set)
+            await gated.until_at("infer")
         else:
             # It waits for its own instance first.
             await until(lambda: begun.is_set() and served.server.dataplane.queue_depth() == 1)
@@ -55,7 +56,7 @@ async def test_the_caller_leaves(on_loop: bool, place: str) -> None:
             assert gated.calls[0].cancelled
         else:
             assert served.server.dataplane.queue_depth() == 0
-        gated.gate.set()
+        gated.open_point("infer")
         if busy is not None:
             assert (await busy).tolist() == [1]
         await served.is_idle()
@@ -84,7 +85,7 @@ async def test_the_deadline_passes(on_loop: bool) -> None:
         if not on_loop:
             await until(lambda: seen)
             assert isinstance(seen[0], triglot.DeadlineExceeded)
-        gated.gate.set()
+        gated.open_point("infer")
         await served.is_idle()
         assert (await served.infer("outer", ints(3))).tolist() == [3]
 
@@ -97,14 +98,14 @@ async def test_a_batch_is_left_when_all_of_its_members_are() -> None:
         for member in members:
             member.reach = served.server.dataplane.reach
         asked = BatchCall(members).infer("gated", {"x": ints(1)})
-        await until(gated.begun.is_set)
+        await gated.until_at("infer")
         members[0].cancel()
         assert not asked.cancelling()
         members[1].cancel()
         with pytest.raises(triglot.Cancelled, match=r"request.* was cancelled"):
             await asked
         assert gated.calls[0].cancelled
-        gated.gate.set()
+        gated.open_point("infer")
         await served.is_idle()
 
 

@@ -170,11 +170,11 @@ async def test_a_call_under_way_is_not_in_flight_for_clients() -> None:
     gated = Gated()
     async with serving({"gated": gated, "outer": calling("gated", on_loop=True)}) as served:
         asked = asyncio.create_task(served.infer("outer", ints(1)))
-        await until(gated.begun.is_set)
+        await gated.until_at("infer")
         telemetry = served.server.telemetry
         assert [endpoint.in_flight for endpoint in telemetry.endpoints() if endpoint.internal] == [1, 0]
         assert telemetry.in_flight == 0
-        gated.gate.set()
+        gated.open_point("infer")
         await asked
 
 

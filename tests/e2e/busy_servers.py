@@ -54,10 +54,10 @@ async def busy(model: Scripted, **options: Any) -> AsyncIterator[Live]:
     """A server whose only instance runs a request with the value 0, which ends well when the block has ended."""
     async with live({MODEL: model}, **options) as server:
         first = asyncio.ensure_future(kserve_grpc(server, 0, timeout=SECONDS))
-        await model.wait_until_entered()
+        await model.until_at("infer")
         try:
             yield server
         finally:
-            model.gate.set()
+            model.open_point("infer")
             assert (await first).code is Code.OK
         await until_released(server)

@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import triglot
 from process import SECONDS, write_model
+from triglot import testing
 from triglot.pb.grps import grps_pb2
 from triglot.pb.kserve import inference_pb2
 
@@ -42,11 +43,9 @@ async def served(folder: Path) -> AsyncIterator[triglot.Server]:
     write_model(folder / MODEL, MODEL_TEXT.format(factor=0.5))
     write_model(folder / OTHER_MODEL, MODEL_TEXT.format(factor=2))
     write_model(folder / BROKEN_MODEL, f"raise RuntimeError({BROKEN_TEXT!r})")
-    config = triglot.Config(
-        grpc_port=0, rest_port=0, exit_on_load_error=False, drain_delay=0, grace=0, server_name="the <i>server</i>"
-    )
-    async with triglot.Server([folder], config) as server:
-        yield server
+    options: dict[str, Any] = {"exit_on_load_error": False, "grace": 0.0, "server_name": "the <i>server</i>"}
+    async with testing.serve(folder, **options) as running:
+        yield running.server
 
 
 class Load:

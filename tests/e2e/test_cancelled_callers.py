@@ -34,11 +34,11 @@ async def test_a_running_model_sees_that_its_caller_left(interface: Interface) -
     model = Scripted(open_gate=False)
     async with live({MODEL: model}) as server:
         leaving = asyncio.ensure_future(interface(server, 1))
-        await model.wait_until_entered()
+        await model.until_at("infer")
         leaving.cancel()
         await until(lambda: model.calls[0].cancelled)
         await until_released(server)
-        model.gate.set()
+        model.open_point("infer")
         assert (await ask(server, interface, 2)).value == 4
 
 

@@ -36,7 +36,7 @@ async def test_the_servers_default_ends_a_running_call(interface: Interface) -> 
             assert "passed while the model" in outcome.text
             assert model.calls[0].cancelled
             await until_released(server)
-            model.gate.set()
+            model.open_point("infer")
             # A deadline of the client's is the one that counts.
             assert (await kserve_grpc(server, 2, timeout=SECONDS)).value == 4
             break
@@ -142,7 +142,7 @@ async def test_each_request_of_a_stream_has_a_deadline_of_its_own() -> None:
         opened.put_nowait(None)
         assert await answers.read() is grpc.aio.EOF
         await until_released(server)
-        model.gate.set()
+        model.open_point("infer")
 
 
 # --- a request's own timeout ---
@@ -218,7 +218,7 @@ async def test_timeout_that_no_queue_policy_allows_is_ignored(
             for timeout in timeouts
         ]
         await until(lambda: server.leases() == 1 + len(timeouts))
-        model.gate.set()
+        model.open_point("infer")
         assert [(await task).code for task in waiting] == [Code.OK] * len(timeouts)
         assert all(call.deadline is None for call in model.calls[1:])
 
@@ -241,11 +241,11 @@ async def test_the_servers_default_ends_a_member_of_a_batch(interface: Interface
     model = Batched(open_gate=False)
     async with live({MODEL: model}, default_timeout=SOON) as server:
         first = asyncio.ensure_future(kserve_grpc(server, 0, timeout=SECONDS))
-        await model.wait_until_entered()
+        await model.until_at("infer")
         outcome = await ask(server, interface)
         assert outcome.code is Code.DEADLINE_EXCEEDED
         assert "default_timeout" in outcome.text
-        model.gate.set()
+        model.open_point("infer")
         assert (await first).code is Code.OK
         await until_released(server)
     assert model.started == [0]
@@ -263,7 +263,7 @@ async def test_a_rest_calls_time_is_over(interface: Interface) -> None:
             assert outcome.code is Code.DEADLINE_EXCEEDED
             assert f"the server's rest_timeout of {later:g} seconds passed " in outcome.text
             await until_released(server)
-            model.gate.set()
+            model.open_point("infer")
         if model.calls:
             assert model.calls[0].cancelled
             break

@@ -18,6 +18,7 @@ from browser import IN_ONE_BROWSER, OVERFLOW, BrowserPage, expect, visiting
 
 import triglot
 from process import SECONDS
+from triglot import testing
 
 pytestmark = IN_ONE_BROWSER
 
@@ -29,9 +30,8 @@ INFER = "post_v2_models_half_plus_two_infer"
 @pytest_asyncio.fixture(loop_scope="module")
 async def url() -> AsyncIterator[str]:
     """Of a server of a few demo models."""
-    config = triglot.Config(grpc_port=0, rest_port=0, drain_delay=0)
-    async with triglot.Server([DEMO / name for name in MODELS], config) as server:
-        yield f"http://127.0.0.1:{server.rest_port}"
+    async with testing.serve(*[DEMO / name for name in MODELS]) as server:
+        yield server.url
 
 
 async def opened(visitor: BrowserPage, url: str, operation: str = "") -> Any:

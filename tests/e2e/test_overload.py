@@ -49,13 +49,13 @@ async def busy(**options: Any) -> AsyncIterator[Live]:
     model = Scripted(open_gate=False)
     async with live({MODEL: model}, **options) as server:
         tasks = [asyncio.ensure_future(kserve_grpc(server, 1))]
-        await model.wait_until_entered()
+        await model.until_at("infer")
         tasks.append(asyncio.ensure_future(kserve_grpc(server, 2)))
         await until(lambda: server.server.dataplane.queue_depth() == 1)
         try:
             yield server
         finally:
-            model.gate.set()
+            model.open_point("infer")
             assert [outcome.value for outcome in await asyncio.gather(*tasks)] == [2, 4]
 
 

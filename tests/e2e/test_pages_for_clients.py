@@ -19,6 +19,7 @@ from browser import IN_ONE_BROWSER, OVERFLOW, BrowserPage, expect, visiting
 from tried_models import Caller, pasted
 
 import triglot
+from triglot import testing
 
 pytestmark = IN_ONE_BROWSER
 DEMO = Path(triglot.__file__).parent / "demo"
@@ -47,11 +48,8 @@ def serve(file: Path) -> Serve:
     @asynccontextmanager
     async def serve(*tables: str, **options: Any) -> AsyncIterator[triglot.Server]:
         write(file, *tables)
-        config = triglot.Config(
-            **{"grpc_port": 0, "rest_port": 0, "drain_delay": 0.0, "access": str(file), **options}
-        )
-        async with triglot.Server([DEMO / name for name in MODELS], config) as server:
-            yield server
+        async with testing.serve(*[DEMO / name for name in MODELS], **{"access": str(file), **options}) as running:
+            yield running.server
 
     return serve
 

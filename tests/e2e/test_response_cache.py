@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -120,14 +119,14 @@ async def test_a_kept_answer_takes_no_place_in_the_queue() -> None:
     model = Gated()
     async with live({MODEL: model}, response_cache_bytes=MIB, max_queue_size=1) as server:
         assert (await kserve_grpc(server, 1)).value == 2
-        model.gate.clear()
+        model.close_point("infer")
         held = [asyncio.ensure_future(kserve_grpc(server, 2))]
-        await model.wait_until_entered(2)
+        await model.until_at("infer", 2)
         held.append(asyncio.ensure_future(kserve_grpc(server, 3)))
         await until(lambda: server.server.dataplane.queue_depth() == 1)
         assert (await kserve_grpc(server, 4)).code is Code.RESOURCE_EXHAUSTED
         assert (await kserve_grpc(server, 1)).value == 2
-        model.gate.set()
+        model.open_point("infer")
         assert [answer.value for answer in await asyncio.gather(*held)] == [4, 6]
 
 
@@ -148,19 +147,19 @@ async def test_a_kept_answer_is_a_request_and_no_execution() -> None:
 
 
 async def test_a_version_that_is_loaded_again_has_answers_of_its_own() -> None:
-    models = [Doubling(), Doubling()]
-    made = iter(models)
+    models: list[Doubling] = []
 
-    class EachNew(dict[str, Model]):
-        def __getitem__(self, name: str) -> Model:
-            return next(made)
+    class Listed(Doubling):
+        def __init__(self) -> None:
+            super().__init__()
+            models.append(self)
 
     options: dict[str, Any] = {"model_control_mode": "explicit", "load_model": MODEL}
-    async with live(EachNew({MODEL: models[0]}), response_cache_bytes=MIB, **options) as server:
+    async with live({MODEL: Listed}, response_cache_bytes=MIB, **options) as server:
         for _ in range(2):
             await kserve_grpc(server, 1)
-        config = {"parameters": {"changed": {"string_value": "yes"}}}
-        await server.server.dataplane.load_model(EVERYTHING, MODEL, json.dumps(config))
+        await server.server.dataplane.unload_model(EVERYTHING, MODEL)
+        await server.server.dataplane.load_model(EVERYTHING, MODEL)
         for _ in range(2):
             await kserve_grpc(server, 1)
         assert [model.asked for model in models] == [[1], [1]]
@@ -176,9 +175,9 @@ async def test_equal_requests_at_the_same_time_are_each_executed() -> None:
     async with live({MODEL: model}, response_cache_bytes=MIB) as server:
         calls = [asyncio.ensure_future(kserve_grpc(server, 1)) for _ in range(2)]
         await until(lambda: server.leases() == 2)
-        await model.wait_until_entered()
+        await model.until_at("infer")
         calls[0].cancel()
-        model.gate.set()
+        model.open_point("infer")
         assert (await calls[1]).value == 2
         assert (await kserve_grpc(server, 1)).value == 2
         assert readings(server)["hits"] == 1

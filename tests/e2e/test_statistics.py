@@ -14,7 +14,6 @@ import grpc.aio
 import numpy as np
 import pytest
 from counting_server import CountingServer, Gate, batches, counting, counts, failing, message, ns, succeeded
-from grpc_transport import transport_options
 from live import live
 from scripted_models import Scripted
 
@@ -22,6 +21,7 @@ import triglot
 from process import SECONDS
 from protocol_clients.every_protocol import INTERFACES, MODEL, Interface
 from served_models import Arrays, Function, both, ensemble, step, twice, twice_on_loop
+from triglot import testing
 from triglot.core.call import Call
 from triglot.core.errors import Code
 from triglot.core.operation import EVERYTHING
@@ -256,13 +256,12 @@ class Says(triglot.Model):
 
 @asynccontextmanager
 async def of_folder(folder: Path, **options: Any) -> AsyncIterator[CountingServer]:
-    config = triglot.Config(grpc_port=0, rest_port=0, **transport_options(**options))
     async with (
-        triglot.Server([folder], config) as server,
-        grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel,
+        testing.serve(folder, **options) as server,
+        grpc.aio.insecure_channel(server.grpc_address) as channel,
         aiohttp.ClientSession() as session,
     ):
-        yield CountingServer(server, channel, session)
+        yield CountingServer(server.server, channel, session)
 
 
 async def test_a_version_that_is_loaded_again_begins_at_zero(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from tried_models import HOSTILE, Caller, calling, expect, pasted, served
 
 import triglot
 from process import write_model
+from triglot import testing
 from waiting import until
 
 pytestmark = IN_ONE_BROWSER
@@ -346,10 +347,10 @@ async def test_a_model_is_loaded_and_unloaded(tmp_path: Path) -> None:
     )
     write_model(tmp_path / "good", good)
     write_model(tmp_path / "broken", f"raise RuntimeError({HOSTILE!r})")
-    config = triglot.Config(
-        grpc_port=0, rest_port=0, drain_delay=0, grace=0, model_control_mode="explicit", load_model=""
-    )
-    async with triglot.Server([tmp_path], config) as server, calling(server) as caller:
+    async with (
+        testing.serve(tmp_path, grace=0.0, model_control_mode="explicit", load_model="") as server,
+        calling(server.server) as caller,
+    ):
         page = caller.page
         load, unload = (page.get_by_role("button", name=name, exact=True) for name in ("Load", "Unload"))
         # Nothing has been loaded, and what could be is known.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import platform
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,29 +14,15 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as classic
 
 import triglot
+from served_models import X, Y
+from triglot.testing import GatedModel
 from waiting import until_found
 
 READERS: dict[str, Any] = {"text/plain": classic, "application/openmetrics-text": open_metrics}
 
 
-class Held(triglot.Model):
-    """Its requests continue when the test says so."""
-
-    instances = 3
-    inputs = [triglot.TensorSpec("x", "INT32", [-1])]
-    outputs = [triglot.TensorSpec("y", "INT32", [-1])]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = threading.Event()
-
-    def infer(self, inputs: Any) -> Any:
-        assert self.gate.wait(20)
-        return {"y": inputs["x"]}
-
-
 class OnTheLoop(triglot.Model):
-    inputs, outputs = Held.inputs, Held.outputs
+    inputs, outputs = X, Y
 
     async def infer(self, inputs: Any) -> Any:
         return {"y": inputs["x"]}
@@ -53,7 +38,7 @@ async def readings(served: Served, accept: str) -> dict[str, float]:
 @pytest.mark.parametrize("accept", READERS)
 async def test_busy_instances_of_all(tmp_path: Path, accept: str) -> None:
     put(tmp_path / "m" / "1")
-    model = Held()
+    model = GatedModel("infer", instances=3, inputs=X, outputs=Y)
     async with serve_models([tmp_path], load=lambda *_: model) as served:
         calls = [asyncio.create_task(ask(served, "m")) for _ in range(2)]
 
@@ -65,7 +50,7 @@ async def test_busy_instances_of_all(tmp_path: Path, accept: str) -> None:
         calls += [asyncio.create_task(ask(served, "m")) for _ in range(2)]
         found = await until_found(look, lambda values: values["triglot_queue_depth"] == 1)
         assert (found["triglot_instances_busy"], found["triglot_held_requests"]) == (3, 4)
-        model.gate.set()
+        model.open_point("infer")
         await asyncio.gather(*calls)
         await until_found(look, lambda values: values["triglot_instances_busy"] == 0)
 
@@ -83,13 +68,13 @@ async def test_requests_are_counted_without_limits(tmp_path: Path) -> None:
     """An autoscaler asks for them."""
     put(tmp_path / "m" / "1")
     none = {"max_queue_bytes": 0, "max_total_queue_size": 0, "max_total_queue_bytes": 0}
-    model = Held()
+    model = GatedModel("infer", instances=3, inputs=X, outputs=Y)
     async with serve_models([tmp_path], load=lambda *_: model, **none) as served:
         call = asyncio.create_task(ask(served, "m"))
         await until_found(
             lambda: readings(served, "text/plain"), lambda values: values["triglot_held_requests"] == 1
         )
-        model.gate.set()
+        model.open_point("infer")
         await call
 
 

@@ -35,6 +35,7 @@ from triglot.core.errors import Code
 from triglot.core.tensor import DATATYPES, Array
 from triglot.core.types import InferenceResponse, OutputOptions, RegionSlice
 from triglot.protocols.kserve.extended_plane import ExtendedPlane
+from triglot.testing import GatedModel
 from waiting import until
 
 EVERY = pytest.mark.parametrize("interface", INTERFACES)
@@ -52,20 +53,18 @@ def failed(interface: str, text: str = SHRUNK) -> Outcome:
     return Outcome(Code.UNKNOWN if interface == "stream" else Code.INVALID_ARGUMENT, text)
 
 
-class Waiting(triglot.Model):
+class Waiting(GatedModel):
     """Looks at its input when it was let go, and gives that back."""
 
     any_tensors = True
     inputs_in_place = True
 
     def __init__(self) -> None:
-        self.runs = threading.Event()
-        self.go = threading.Event()
+        super().__init__("infer")
         self.look: Callable[[Array], Any] = np.copy
 
     def infer(self, inputs: Any) -> Any:
-        self.runs.set()
-        assert self.go.wait(60)
+        self.wait_at("infer")
         return {"y": self.look(inputs["x"])}
 
 
@@ -120,9 +119,9 @@ async def changed(
     itemsize = DATATYPES[datatype].itemsize
     inputs = [In("x", RegionSlice("r", 0, wish.size), datatype, [1, wish.size // itemsize])]
     running = await asked(served, interface, inputs, {"y": OutputOptions(region=wish)})
-    assert await asyncio.to_thread(model.runs.wait, 60)
+    await model.until_at("infer")
     made.put(filled(datatype, AFTER, SIZE))
-    model.go.set()
+    model.open_point("infer")
     assert (await running).code is Code.OK
 
 
@@ -180,9 +179,9 @@ async def test_a_model_of_sequences(made: Memory, into: Memory) -> None:
     message.parameters["sequence_start"].bool_param = True
     async with serving_memory(made, into, model) as served:
         running = asyncio.ensure_future(served.grpc.call("ModelInfer", message.SerializeToString()))
-        assert await asyncio.to_thread(model.runs.wait, 60)
+        await model.until_at("infer")
         made.put(filled("FP32", AFTER, SIZE))
-        model.go.set()
+        model.open_point("infer")
         assert (await running)[0] is Code.OK
         assert into.get(SIZE) == filled("FP32", BEFORE, SIZE)
 
@@ -198,9 +197,9 @@ async def test_an_object_that_is_made_smaller_while_a_model_runs(
     model.look = look
     async with serving_memory(made, into, model) as served:
         running = await asked(served, interface, X, PLACED)
-        assert await asyncio.to_thread(model.runs.wait, 60)
+        await model.until_at("infer")
         made.cut(left)
-        model.go.set()
+        model.open_point("infer")
         assert await running == failed(interface)
         assert made.path.stat().st_size == left
         made.cut(SIZE)
@@ -222,7 +221,7 @@ async def test_an_object_that_was_smaller_for_a_while(interface: str, made: Memo
         return seen
 
     model.look = look
-    model.go.set()
+    model.open_point("infer")
     async with serving_memory(made, into, model) as served:
         assert await ask(served, interface, "scalar", X, PLACED) == failed(interface, MEANWHILE)
         model.look = np.copy
@@ -267,12 +266,12 @@ async def test_a_region_that_is_unregistered_meanwhile(
     with memory(SIZE) as other:
         async with serving_memory(made, into, model) as served:
             running = await asked(served, interface, X, PLACED)
-            assert await asyncio.to_thread(model.runs.wait, 60)
+            await model.until_at("infer")
             assert await unregister(served, name) == (Code.OK, "")
             assert await register(served, "r", other, SIZE) == (Code.OK, "")
             made.path.unlink()
             assert mapped(made) == 1
-            model.go.set()
+            model.open_point("infer")
             assert (await running).code is Code.OK
             assert into.get(SIZE) == filled("FP32", BEFORE, SIZE)
     await until(lambda: mapped(made) == 0)

@@ -36,6 +36,7 @@ import triglot
 from triglot.core.errors import Code
 from triglot.core.types import OutputOptions, RegionSlice
 from triglot.protocols.kserve.regions import Region
+from triglot.testing import GatedModel
 from waiting import until
 
 EVERY = pytest.mark.parametrize("interface", INTERFACES)
@@ -140,19 +141,17 @@ async def test_an_object_that_is_made_smaller_all_the_time(interface: str, made:
         assert await ask(served, interface, "identity_fp32", X, INTO) == well
 
 
-class Waiting(triglot.Model):
+class Waiting(GatedModel):
     """Gives what it got when it was let go."""
 
     inputs = [triglot.TensorSpec("x", "FP32", [-1, -1])]
     outputs = [triglot.TensorSpec("y", "FP32", [-1, -1])]
 
     def __init__(self) -> None:
-        self.runs = threading.Event()
-        self.go = threading.Event()
+        super().__init__("infer")
 
     def infer(self, inputs: Any) -> Any:
-        self.runs.set()
-        assert self.go.wait(60)
+        self.wait_at("infer")
         return {"y": inputs["x"] + 0}
 
 
@@ -164,12 +163,12 @@ async def test_a_region_that_is_unregistered_while_it_is_used(interface: str, na
     with memory(SIZE) as other:
         async with serving_memory(made, model) as served:
             asked = asyncio.ensure_future(ask(served, interface, "scalar", X, INTO))
-            await asyncio.to_thread(model.runs.wait)
+            await model.until_at("infer")
             assert await unregister(served, name) == FINE
             assert await register(served, "r", other, SIZE) == FINE
             # What the model got stays as it was.
             made.put(bytes(SIZE))
-            model.go.set()
+            model.open_point("infer")
             assert (await asked).code is Code.OK
             assert made.array("f4", SIZE // 4).tolist() == [3.0] * (SIZE // 4)
             assert other.get(SIZE) == bytes(SIZE)
@@ -183,12 +182,12 @@ async def test_region_is_released_with_its_last_request(interface: str, name: st
     model = Waiting()
     async with serving_memory(made, model) as served:
         first = asyncio.ensure_future(ask(served, interface, "scalar", X, {"y": None}))
-        await asyncio.to_thread(model.runs.wait)
+        await model.until_at("infer")
         assert await unregister(served, name) == FINE
         assert await names_of(served) == ["r"]
         second = asyncio.ensure_future(ask(served, interface, "scalar", X, INTO))
         await until(lambda: served.server.manager.registry.servable("scalar").queue_depth == 1)
-        model.go.set()
+        model.open_point("infer")
         assert [answer.code for answer in await asyncio.gather(first, second)] == [Code.OK, Code.OK]
         await until(lambda: not served.server._regions.registered())
         assert (await ask(served, interface, "scalar", X, INTO)).text.endswith(
@@ -212,9 +211,9 @@ async def test_inputs_in_shared_memory_count_as_waiting_bytes(interface: str, ma
     model = Waiting()
     async with serving_memory(made, model, max_queue_bytes=SIZE) as served:
         first = asyncio.ensure_future(ask(served, interface, "scalar", [In("x", PAIR)]))
-        await asyncio.to_thread(model.runs.wait)
+        await model.until_at("infer")
         assert "max_queue_bytes" in (await ask(served, interface, "scalar", X, INTO)).text
-        model.go.set()
+        model.open_point("infer")
         assert (await first).code is Code.OK
         assert (await ask(served, interface, "scalar", X, INTO)).code is Code.OK
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -17,26 +15,18 @@ from kserve_served import MODELS, Served, serve_models
 import triglot
 from protocol_clients.kserve_async import Answer, Infer, Tensor, grpc_message, rest_body
 from triglot.core.errors import Code
-from triglot.core.tensor import object_array, pack_bytes
+from triglot.core.tensor import pack_bytes
 from triglot.pb.kserve import inference_pb2 as pb
+from triglot.testing import GatedModel
 from waiting import ever_later, until
 
 
-class Waiting(triglot.Model):
-    """Says that it runs, and waits to be let go. One request may wait behind it."""
+class Waiting(GatedModel):
+    """One request may wait behind the one that runs."""
 
     inputs = [triglot.TensorSpec("x", "BYTES", [1])]
     outputs = [triglot.TensorSpec("y", "BYTES", [1])]
     max_queue_size = 1
-
-    def __init__(self) -> None:
-        self.runs = threading.Event()
-        self.go = threading.Event()
-
-    def infer(self, inputs: Any) -> Any:
-        self.runs.set()
-        self.go.wait()
-        return {"y": object_array([bytes(inputs["x"][0])], (1,))}
 
 
 REQUEST = Infer("scalar", [Tensor("x", "BYTES", [1], pack_bytes([b"a"]))], id="7")
@@ -49,29 +39,29 @@ async def busy_house(model: Waiting) -> AsyncIterator[Served]:
     async with serve_models([MODELS / "scalar"], load=lambda *_: model) as served:
         first = asyncio.ensure_future(served.grpc.infer(REQUEST))
         try:
-            await asyncio.to_thread(model.runs.wait)
+            await model.until_at("infer")
             yield served
         finally:
-            model.go.set()
+            model.open_point("infer")
             assert (await first).code is Code.OK
 
 
 @pytest.mark.parametrize("name", ["grpc", "rest"])
 async def test_a_full_queue(name: str) -> None:
-    model = Waiting()
+    model = Waiting("infer")
     async with busy_house(model) as served:
         client = served.client(name)
         tasks = [asyncio.ensure_future(client.infer(REQUEST)) for _ in range(3)]
         refused = asyncio.as_completed(tasks)
         for _ in range(2):
             assert await next(refused) == Answer(Code.RESOURCE_EXHAUSTED, FULL)
-        model.go.set()
+        model.open_point("infer")
         codes = sorted([(await task).code for task in tasks])
         assert codes == [Code.OK, Code.RESOURCE_EXHAUSTED, Code.RESOURCE_EXHAUSTED]
 
 
 async def test_a_full_queue_says_when_to_come_again() -> None:
-    model = Waiting()
+    model = Waiting("infer")
     async with busy_house(model) as served:
         body, head = rest_body(REQUEST)
         headers = {"Inference-Header-Content-Length": str(head)}
@@ -86,12 +76,12 @@ async def test_a_full_queue_says_when_to_come_again() -> None:
             await served.grpc.stub("ModelInfer")(grpc_message(REQUEST).SerializeToString(), timeout=20)
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert ("grpc-retry-pushback-ms", "1000") in list(caught.value.trailing_metadata() or ())
-        model.go.set()
+        model.open_point("infer")
         assert sorted([(await call)[0] for call in calls]) == [200, 429]
 
 
 async def test_a_request_whose_client_gave_up_leaves_the_queue() -> None:
-    model = Waiting()
+    model = Waiting("infer")
     async with asyncio.timeout(20), busy_house(model) as served:
         waiting = served.server.dataplane.queue_depth
         for later in ever_later(0.05):
@@ -108,7 +98,7 @@ async def test_a_request_whose_client_gave_up_leaves_the_queue() -> None:
                 break
         following = asyncio.ensure_future(served.grpc.infer(REQUEST))
         await until(lambda: waiting() == 1 or following.done())
-        model.go.set()
+        model.open_point("infer")
         assert (await following).code is Code.OK
 
 

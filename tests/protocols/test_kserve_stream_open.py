@@ -41,7 +41,7 @@ async def test_no_request_waits_for_those_of_another_model_and_unary_answers_kee
         await call.write(asking("token", 5))
         # The first one, of a model that is not busy, is answered before.
         assert [value(await call.read()), value(await call.read())] == [0, -5]
-        busy.gate.set()
+        busy.open_point("infer")
         assert [value(await call.read()) for _ in range(1, MANY)] == [2 * at for at in range(1, MANY)]
         call.cancel()
 
@@ -51,7 +51,7 @@ async def test_a_client_that_half_closes_with_hundreds_open_gets_all_answers() -
     async with live({"busy": busy}) as server:
         call = server.stream_infer(sending(*(asking("busy", at) for at in range(MANY))), timeout=60)
         await until(lambda: server.leases() == MANY)
-        busy.gate.set()
+        busy.open_point("infer")
         assert [value(response) async for response in call] == [2 * at for at in range(MANY)]
         assert await call.code() is grpc.StatusCode.OK
 
@@ -77,7 +77,7 @@ async def test_a_client_that_cancels_with_hundreds_open_cancels_each() -> None:
         await until(lambda: server.leases() == MANY)
         call.cancel()
         await until(lambda: finished == MANY // 2)
-        busy.gate.set()
+        busy.open_point("infer")
         await until(lambda: server.leases() == 0)
     assert len(busy.started) == 1  # Requests that were queued are not run.
 

@@ -175,7 +175,7 @@ async def test_what_no_queue_has_taken_ends_no_call() -> None:
     model = Scripted(open_gate=False)
     async with live({"busy": model}, max_queue_size=1) as server:
         runs = asyncio.ensure_future(answers(server, asking("busy", 1)))
-        await model.wait_until_entered()
+        await model.until_at("infer")
         waits = asyncio.ensure_future(answers(server, asking("busy", 2)))
         await until(lambda: server.server.manager.registry.servable("busy").queue_depth == 1)
         call = server.stream_infer(
@@ -184,7 +184,7 @@ async def test_what_no_queue_has_taken_ends_no_call() -> None:
         text = "Exceeds maximum queue size: 1 requests are queued, the most that max_queue_size allows"
         assert (await call.read()).error_message == f"[request id: <id_unknown>] {text}"
         assert await call.read() is grpc.aio.EOF
-        model.gate.set()
+        model.open_point("infer")
         assert [value(run) for run in (*await runs, *await waits)] == [2, 4]
 
 

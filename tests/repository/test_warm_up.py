@@ -44,17 +44,17 @@ async def test_hundreds_of_instances_and_a_short_queue() -> None:
     served = servable(model, max_queue_size=1)
     await warm_up(served)
     assert len(model.started) == len(model.threads) == 300
-    await model.wait_until_entered(300)
+    await model.until_at("infer", 300)
     # The queue is as short as before.
-    model.gate.clear()
+    model.close_point("infer")
     running = []
     for _ in range(300):
         running.append(asyncio.ensure_future(direct_infer(served, number(0), Call())))
-        await model.wait_until_entered()
+        await model.until_at("infer")
     waiting, refused = (asyncio.ensure_future(direct_infer(served, number(0), Call())) for _ in range(2))
     with pytest.raises(Exception, match="Exceeds maximum queue size: 1 requests are queued"):
         await refused
-    model.gate.set()
+    model.open_point("infer")
     await asyncio.gather(waiting, *running)
     await served.close()
     assert not any(thread.name.startswith("scripted/1#") for thread in threading.enumerate())
@@ -91,9 +91,9 @@ async def test_the_version_is_held_meanwhile() -> None:
     model.example = number(0)
     served = servable(model)
     warming = asyncio.ensure_future(warm_up(served))
-    await model.wait_until_entered()
+    await model.until_at("infer")
     assert served.leases == 1
-    model.gate.set()
+    model.open_point("infer")
     await warming
     assert served.leases == 0
     await served.close()
@@ -185,14 +185,14 @@ async def test_one_of_three_instances_fails() -> None:
     model.example = number(0)
     served = servable(model)
     warming = asyncio.ensure_future(warm_up(served))
-    await model.wait_until_entered(2)
+    await model.until_at("infer", 2)
     others.set()
     # The others still run: nobody waits for them.
     with pytest.raises(ModelLoadError, match=r"example: no device$"):
         await asyncio.wait_for(warming, SECONDS)
     assert [call.cancelled for call in model.calls] == [True, True]
     assert (served.leases, served.queue_depth) == (0, 0)
-    model.gate.set()
+    model.open_point("infer")
     await runs_on_every_instance(model, served)
     await served.close()
 
@@ -201,13 +201,13 @@ async def test_a_cancelled_warm_up() -> None:
     model = Scripted(instances=3, open_gate=False)
     served = servable(model)
     warming = asyncio.ensure_future(warm_up(served, [zeros(count=5)]))
-    await model.wait_until_entered(3)
+    await model.until_at("infer", 3)
     warming.cancel()
     with pytest.raises(asyncio.CancelledError):
         await warming
     assert [call.cancelled for call in model.calls] == [True] * 3
     assert (served.leases, served.queue_depth) == (0, 0)
-    model.gate.set()
+    model.open_point("infer")
     await runs_on_every_instance(model, served)
     assert len(model.calls) == 6
     await served.close()
@@ -218,7 +218,7 @@ async def test_warm_up_is_cancelled_before_every_instance_exists() -> None:
     model.example = number(7)
     served = servable(model)
     busy = asyncio.ensure_future(direct_infer(served, number(1), Call()))
-    await model.wait_until_entered()
+    await model.until_at("infer")
     warming = asyncio.ensure_future(warm_up(served))
     # Two have taken theirs and wait for the third.
     await until(lambda: served.leases == 1 and served.queue_depth == 1)
@@ -226,7 +226,7 @@ async def test_warm_up_is_cancelled_before_every_instance_exists() -> None:
     with pytest.raises(asyncio.CancelledError):
         await warming
     assert served.queue_depth == 0
-    model.gate.set()
+    model.open_point("infer")
     await busy
     assert model.started == [1]
     await runs_on_every_instance(model, served)
@@ -263,9 +263,9 @@ async def test_a_servable_that_is_closed_meanwhile() -> None:
     model.example = number(1)
     served = servable(model)
     warming = asyncio.ensure_future(warm_up(served))
-    await model.wait_until_entered(3)
+    await model.until_at("infer", 3)
     closing = asyncio.ensure_future(served.close())
-    model.gate.set()
+    model.open_point("infer")
     await asyncio.wait_for(asyncio.gather(warming, closing), SECONDS)
     assert model.started == [1, 1, 1]
     with pytest.raises(ModelLoadError, match="the model was unloaded"):

@@ -102,9 +102,9 @@ async def refusal(model: Model, *requests: WarmUpRequest, example: Any = ()) -> 
 async def runs_on_every_instance(model: Scripted, servable: Servable) -> None:
     """No instance hangs somewhere: each takes a call."""
     await until(lambda: idle(servable) == model.instances)  # Out of the gate, too.
-    model.gate.clear()
+    model.close_point("infer")
     model.threads.clear()
     calls = [asyncio.ensure_future(direct_infer(servable, number(0), Call())) for _ in range(model.instances)]
     await until(lambda: len(model.threads) == model.instances)
-    model.gate.set()
+    model.open_point("infer")
     await asyncio.gather(*calls)

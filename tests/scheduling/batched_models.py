@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +14,7 @@ from triglot import Call, Model, TensorSpec
 from triglot.core.request_scheduling import PLAIN, Scheduling
 from triglot.model.scheduling import DynamicBatching
 from triglot.scheduling.servable import Servable
+from triglot.testing import GatedModel
 
 Array = NDArray[Any]
 Inputs = Mapping[str, Array]
@@ -26,7 +26,7 @@ def rows(*values: float, width: int = 1, dtype: str = "f4") -> dict[str, Array]:
     return {"x": np.repeat(np.array(values, dtype)[:, None], width, axis=1)}
 
 
-class Joining(Model):
+class Joining(GatedModel):
     """A model whose requests are joined; `batches` are the first values of each row of each execution."""
 
     inputs = [TensorSpec("x", "FP32", [-1, -1])]
@@ -35,14 +35,14 @@ class Joining(Model):
     def __init__(
         self, batching: DynamicBatching | None = None, *, max_batch_size: int = 8, instances: int = 1
     ) -> None:
-        self.dynamic_batching = batching or DynamicBatching()
-        self.max_batch_size = max_batch_size
-        self.instances = instances
+        super().__init__(
+            dynamic_batching=batching or DynamicBatching(), max_batch_size=max_batch_size, instances=instances
+        )
         self.batches: list[list[float]] = []
 
 
 class Batched(Joining):
-    """Blocks in `infer` until the test opens `gate`, and then answers with `answer(inputs)`."""
+    """Answers with `answer(inputs)`, when the test lets it; `open_gate`: at once."""
 
     def __init__(
         self,
@@ -53,10 +53,8 @@ class Batched(Joining):
         **limits: int,
     ) -> None:
         super().__init__(batching, **limits)
-        self.gate = threading.Event()
-        if open_gate:
-            self.gate.set()
-        self.entered = threading.Semaphore(0)
+        if not open_gate:
+            self.close_point("infer")
         self.calls: list[Call] = []
         self.seen: list[Array] = []
         self.answer = answer
@@ -65,14 +63,8 @@ class Batched(Joining):
         self.batches.append(inputs["x"][:, 0].tolist())
         self.calls.append(call)
         self.seen.append(inputs["x"])
-        self.entered.release()
-        assert self.gate.wait(30)
+        self.wait_at("infer")
         return self.answer(inputs)
-
-    async def wait_until_entered(self, times: int = 1) -> None:
-        """Wait until `infer` has begun `times` more times."""
-        for _ in range(times):
-            assert await asyncio.to_thread(self.entered.acquire, timeout=30)
 
 
 def call(scheduling: Scheduling = PLAIN, **parameters: Any) -> Call:
@@ -109,10 +101,9 @@ class Site:
 
     async def busy(self, model: Batched, own: Call | None = None) -> asyncio.Task[Any]:
         """Have the only instance, which is idle, run something, which the gate ends."""
-        while model.entered.acquire(blocking=False):
-            pass  # By what has been answered.
+        model.forget_arrivals("infer")  # Of what has been answered.
         task = self.ask(rows(0), own)
-        await model.wait_until_entered()
+        await model.until_at("infer")
         return task
 
     def closed(self) -> dict[str, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -10,9 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from triglot import Call, Model, TensorSpec
+from triglot import Call, Model
 from triglot.executors.thread import ThreadExecutor
 from triglot.scheduling.servable import Servable
+from triglot.testing import GatedModel
 
 Inputs = Mapping[str, NDArray[Any]]
 
@@ -22,18 +22,11 @@ def number(value: float) -> dict[str, NDArray[np.float32]]:
     return {"x": np.array([value], np.float32)}
 
 
-class Scripted(Model):
-    """Blocks in `infer` until the test opens `gate`; keeps what it saw."""
-
-    inputs = [TensorSpec("x", "FP32", [-1])]
-    outputs = [TensorSpec("y", "FP32", [-1])]
+class Scripted(GatedModel):
+    """Keeps what it saw."""
 
     def __init__(self, *, instances: int = 1, open_gate: bool = True) -> None:
-        self.instances = instances
-        self.gate = threading.Event()
-        if open_gate:
-            self.gate.set()
-        self.entered = threading.Semaphore(0)
+        super().__init__(*(() if open_gate else ("infer",)), instances=instances)
         self.started: list[float] = []
         self.threads: set[int] = set()
         self.calls: list[Call] = []
@@ -42,14 +35,8 @@ class Scripted(Model):
         self.started.append(float(inputs["x"][0]))
         self.threads.add(threading.get_ident())
         self.calls.append(call)
-        self.entered.release()
-        assert self.gate.wait(30)
+        self.wait_at("infer")
         return {"y": inputs["x"] * 2}
-
-    async def wait_until_entered(self, times: int = 1) -> None:
-        """Wait until `infer` has begun `times` more times."""
-        for _ in range(times):
-            assert await asyncio.to_thread(self.entered.acquire, timeout=30)
 
 
 class Counting(Model):

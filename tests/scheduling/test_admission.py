@@ -95,7 +95,7 @@ async def test_a_request_is_held_until_its_call_has_ended() -> None:
     admission = Admission(Limits())
     served.bound(admission)
     running = asyncio.ensure_future(direct_infer(served, number(0), received_call(10)))
-    await model.wait_until_entered()
+    await model.until_at("infer")
     late = received_call(20, time.monotonic() + 1)
     waiting = [
         asyncio.ensure_future(direct_infer(served, number(1), late)),
@@ -112,7 +112,7 @@ async def test_a_request_is_held_until_its_call_has_ended() -> None:
     running.cancel()
     await asyncio.wait([running])
     assert held(admission) == (0, 0)
-    model.gate.set()
+    model.open_point("infer")
     await served.close()
 
 
@@ -142,12 +142,12 @@ async def test_a_call_ends_at_its_deadline_though_the_model_does_not() -> None:
     served = servable(model)
     call = Call(time.monotonic() + 2)
     running = asyncio.ensure_future(direct_infer(served, number(0), call))
-    await model.wait_until_entered()
+    await model.until_at("infer")
     with pytest.raises(DeadlineExceeded, match="the deadline passed while the model ran"):
         await running
     assert model.calls == [call]
     assert call.cancelled is True
-    model.gate.set()
+    model.open_point("infer")
     assert (await direct_infer(served, number(1), Call(time.monotonic() + 30)))["y"][0] == 2
     await served.close()
 

@@ -27,7 +27,7 @@ async def test_who_left_while_waiting_is_not_executed() -> None:
     tasks[1].cancel()
     await asyncio.wait([tasks[1]])
     assert site.servable.queue_depth == 2
-    model.gate.set()
+    model.open_point("infer")
     answers = await asyncio.gather(busy, tasks[0], tasks[2])
     assert model.batches == [[0], [1, 3]]
     assert [first_values(answer) for answer in answers] == [[0], [2], [6]]
@@ -38,14 +38,14 @@ async def test_who_leaves_while_the_batch_runs_leaves_the_others_alone() -> None
     model = Batched(DynamicBatching(max_queue_delay=FOREVER), open_gate=False, max_batch_size=3)
     site = Site(model)
     tasks = [site.ask(rows(value)) for value in (1, 2, 3)]
-    await model.wait_until_entered()
+    await model.until_at("infer")
     (running,) = model.calls
     assert isinstance(running, BatchCall)
     tasks[0].cancel()
     await asyncio.wait(tasks[:1])
     assert [member.cancelled for member in running.members] == [True, False, False]
     assert not running.cancelled
-    model.gate.set()
+    model.open_point("infer")
     assert [first_values(answer) for answer in await asyncio.gather(*tasks[1:])] == [[4], [6]]
     await site.servable.close()
 
@@ -54,12 +54,12 @@ async def test_model_sees_when_all_members_are_cancelled() -> None:
     model = Batched(DynamicBatching(max_queue_delay=FOREVER), open_gate=False, max_batch_size=2)
     site = Site(model)
     tasks = [site.ask(rows(value)) for value in (1, 2)]
-    await model.wait_until_entered()
+    await model.until_at("infer")
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
     assert model.calls[0].cancelled
-    model.gate.set()
+    model.open_point("infer")
     assert first_values(await site.ask(rows(3, 4))) == [6, 8]
     await site.servable.close()
 
@@ -72,7 +72,7 @@ async def test_a_deadline_that_passes_in_the_queue_leaves_the_others_alone() -> 
     others = await site.ask_and_wait(rows(2), rows(3))
     with pytest.raises(DeadlineExceeded, match="while the request waited"):
         await late
-    model.gate.set()
+    model.open_point("infer")
     await asyncio.gather(busy, *others)
     assert model.batches == [[0], [2, 3]]
     await site.servable.close()
@@ -86,7 +86,7 @@ async def test_cancelled_call_still_queued_is_skipped() -> None:
     tasks = [site.ask(rows(at), own) for at, own in enumerate(calls)]
     await site.until(3)
     calls[1].cancel()
-    model.gate.set()
+    model.open_point("infer")
     results: Sequence[Any] = await asyncio.gather(busy, *tasks, return_exceptions=True)
     assert isinstance(results[2], Cancelled)
     assert model.batches == [[0], [0, 2]]
@@ -121,7 +121,7 @@ async def test_an_exception_fails_its_members_each_with_its_own_error(
     site = Site(model)
     busy = await site.busy(model)
     tasks = await site.ask_and_wait(rows(1), rows(-2), rows(3), rows(4, width=2))
-    model.gate.set()
+    model.open_point("infer")
     results: Sequence[Any] = await asyncio.gather(busy, *tasks, return_exceptions=True)
     errors = results[1:4]
     assert [type(error) for error in errors] == [expected_error] * 3
@@ -148,7 +148,7 @@ async def test_a_members_error_holds_no_other_members_request() -> None:
     kept = [weakref.ref(tensor["x"]) for tensor in inputs]
     tasks = await site.ask_and_wait(*inputs)
     del inputs
-    model.gate.set()
+    model.open_point("infer")
     errors = await asyncio.gather(*tasks, return_exceptions=True)
     assert [type(error) for error in errors] == [InvalidArgument] * 2
     del tasks, errors[1]

@@ -34,7 +34,7 @@ async def test_a_large_request_is_executed_in_parts_and_answered_as_a_whole() ->
     large = site.ask(rows(1, 2, 3, 4, 5, 6, 7), own)
     small = site.ask(rows(8))
     await site.until(4)
-    model.gate.set()
+    model.open_point("infer")
     answers = await asyncio.gather(busy, large, small)
     assert model.batches == [[0], [1, 2, 3], [4, 5, 6], [7, 8]]
     assert [first_values(answer) for answer in answers[1:]] == [[2, 4, 6, 8, 10, 12, 14], [16]]
@@ -47,8 +47,8 @@ async def test_parts_run_on_several_instances() -> None:
     model = Batched(DynamicBatching(max_execution_size=1), max_batch_size=4, instances=4, open_gate=False)
     site = Site(model)
     large = site.ask(rows(1, 2, 3, 4))
-    await model.wait_until_entered(4)
-    model.gate.set()
+    await model.until_at("infer", 4)
+    model.open_point("infer")
     assert first_values(await large) == [2, 4, 6, 8]
     await site.servable.close()
 
@@ -79,7 +79,7 @@ async def test_cancelled_large_request_leaves_no_part_queued() -> None:
     large.cancel()
     await asyncio.wait([large])
     assert site.servable.queue_depth == 0
-    model.gate.set()
+    model.open_point("infer")
     await busy
     assert model.batches == [[0]]
     await site.servable.close()
@@ -93,7 +93,7 @@ async def test_a_large_request_that_waits_too_long_is_refused_once() -> None:
     large = site.ask(rows(1, 2, 3, 4), call(Scheduling(timeout=0.01)))
     await site.until(4)
     await site.until(0)
-    model.gate.set()
+    model.open_point("infer")
     with pytest.raises(Unavailable, match="Request timeout expired"):
         await large
     await busy
@@ -108,7 +108,7 @@ async def test_a_batch_is_padded_to_an_allowed_size_and_cut_again() -> None:
     site = Site(model)
     busy = await site.busy(model)
     tasks = await site.ask_and_wait(rows(1), rows(2, 3, 4, 5))
-    model.gate.set()
+    model.open_point("infer")
     answers = await asyncio.gather(busy, *tasks)
     assert model.batches == [[0, 0], [1, 2, 3, 4, 5, 1, 1, 1]]
     assert [first_values(answer) for answer in answers] == [[0], [2], [4, 6, 8, 10]]
@@ -122,7 +122,7 @@ async def test_inputs_of_unlike_lengths_are_padded_where_that_is_asked_for() -> 
     site = Site(model)
     busy = await site.busy(model)
     tasks = await site.ask_and_wait(rows(1, width=1), rows(2, width=3))
-    model.gate.set()
+    model.open_point("infer")
     answers = await asyncio.gather(busy, *tasks)
     assert model.seen[1].tolist() == [[1, 0, 0], [2, 2, 2]]
     assert [answer["y"].tolist() for answer in answers[1:]] == [[[2, 0, 0]], [[4, 4, 4]]]
@@ -135,7 +135,7 @@ async def test_requests_with_excessive_padding_run_separately() -> None:
     busy = await site.busy(model)
     long = MAX_PADDED_BYTES // (4 * model.max_batch_size) + 1
     tasks = await site.ask_and_wait(rows(1, width=1), rows(2, width=long), rows(3, width=long))
-    model.gate.set()
+    model.open_point("infer")
     await asyncio.gather(busy, *tasks)
     assert [batch.shape for batch in model.seen[1:]] == [(1, 1), (2, long)]
     await site.servable.close()
@@ -149,7 +149,7 @@ async def test_only_the_named_signatures_are_joined() -> None:
         own.signature_name = name
     tasks = [await site.busy(model), *(site.ask(rows(1), own) for own in calls)]
     await site.until(4)
-    model.gate.set()
+    model.open_point("infer")
     await asyncio.gather(*tasks)
     assert [len(batch) for batch in model.batches] == [1, 2, 1, 1]
     await site.servable.close()
@@ -317,7 +317,7 @@ async def test_a_stream_that_waits_too_long_is_refused() -> None:
     stream = direct_stream(site.servable, rows(1), call(Scheduling(timeout=0.01)))
     with pytest.raises(Unavailable, match="Request timeout expired"):
         await anext(stream)
-    model.gate.set()
+    model.open_point("infer")
     await busy
     await site.servable.close()
 

@@ -28,7 +28,7 @@ async def test_a_full_queue_refuses_at_once() -> None:
     tasks[0].cancel()
     await asyncio.wait(tasks[:1])
     tasks += await site.ask_and_wait(rows(4))
-    model.gate.set()
+    model.open_point("infer")
     await asyncio.gather(busy, *tasks[1:])
     assert model.batches == [[0], [2, 4]]
     await site.servable.close()
@@ -50,7 +50,7 @@ async def test_cancelled_request_releases_its_data() -> None:
         del inputs, tasks, task
         gc.collect()
         assert not any(reference() is not None for reference in given_up)
-    model.gate.set()
+    model.open_point("infer")
     await asyncio.gather(busy, *kept)
     assert model.batches == [[0], [1]]
     await site.servable.close()
@@ -66,7 +66,7 @@ async def test_higher_priorities_go_first() -> None:
         for value, priority in ((1, 3), (2, 0), (3, 1), (4, 7), (5, 1), (6, 3), (7, 2))
     ]
     await site.until(7)
-    model.gate.set()
+    model.open_point("infer")
     await asyncio.gather(busy, *tasks)
     assert model.batches == [[0], [3, 5], [2, 4], [7, 1], [6]]
     await site.servable.close()
@@ -78,14 +78,14 @@ async def test_levels_without_number_leave_nothing_behind() -> None:
     site = Site(model)
     priorities = [*range(100, 0, -1), 2**64 - 1, 0]
     for _ in range(2):
-        model.gate.clear()
+        model.close_point("infer")
         model.batches.clear()
         busy = await site.busy(model)
         tasks = [
             site.ask(rows(at + 1), call(Scheduling(priority=priority))) for at, priority in enumerate(priorities)
         ]
         await site.until(len(tasks))
-        model.gate.set()
+        model.open_point("infer")
         await asyncio.gather(busy, *tasks)
         assert model.batches == [[0], *([at] for at in range(100, 0, -1)), [102], [101]]
         assert sum(type(tracked) is Level for tracked in gc.get_objects()) <= MAX_EMPTY_LANES
@@ -108,7 +108,7 @@ async def test_a_levels_own_queue_can_be_full() -> None:
     await asyncio.wait([low])
     again = site.ask(rows(4), call(Scheduling(priority=2)))
     await site.until(2)
-    model.gate.set()
+    model.open_point("infer")
     await asyncio.gather(busy, again, *others)
     low = site.ask(rows(5), call(Scheduling(priority=2)))
     assert first_values(await low) == [10]
@@ -141,11 +141,11 @@ async def test_a_request_that_has_waited_too_long_is_refused_while_every_instanc
         with pytest.raises(Unavailable, match=r"^Request timeout expired$"):
             await task
         assert site.reading("queue_timeouts") == 1
-        model.gate.set()
+        model.open_point("infer")
         await busy
     else:
         await site.until(1)
-        model.gate.set()
+        model.open_point("infer")
         await asyncio.gather(busy, task)
     assert model.batches == [[0]] + ([] if refused else [[1]])
     await site.servable.close()
@@ -168,7 +168,7 @@ async def test_expired_requests_go_behind_the_others() -> None:
     own = call(Scheduling(timeout=1e-6))
     tasks = [site.ask(rows(1), own), *(await site.ask_and_wait(rows(2), rows(3), rows(4)))]
     await site.until(4)
-    model.gate.set()
+    model.open_point("infer")
     await asyncio.gather(busy, *tasks)
     assert model.batches == [[0], [2, 3], [4, 1]]
     await site.servable.close()
@@ -193,6 +193,6 @@ async def test_tensorflow_servings_limits_and_texts() -> None:
     ):
         with pytest.raises(InvalidArgument, match=text):
             await site.ask(inputs)
-    model.gate.set()
+    model.open_point("infer")
     await asyncio.gather(busy, *tasks)
     await site.servable.close()

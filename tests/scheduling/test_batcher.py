@@ -24,10 +24,10 @@ async def test_what_waits_while_the_instance_is_busy_is_executed_together() -> N
     site = Site(model)
     calls = [Call() for _ in range(4)]
     tasks = [site.ask(rows(0), calls[0])]
-    await model.wait_until_entered()
+    await model.until_at("infer")
     tasks += [site.ask(rows(*values), own) for values, own in zip([[1], [2, 3], [4]], calls[1:], strict=True)]
     await site.until(3)
-    model.gate.set()
+    model.open_point("infer")
     answers = await asyncio.gather(*tasks)
     assert model.batches == [[0], [1, 2, 3, 4]]
     assert [first_values(answer) for answer in answers] == [[0], [2], [4, 6], [8]]
@@ -42,7 +42,7 @@ async def test_a_batch_is_no_larger_than_it_may_be() -> None:
     model = Batched(open_gate=False, max_batch_size=4)
     site = Site(model)
     tasks = [await site.busy(model), *await site.ask_and_wait(rows(1, 2), rows(3), rows(4, 5), rows(6, 7))]
-    model.gate.set()
+    model.open_point("infer")
     await asyncio.gather(*tasks)
     assert model.batches == [[0], [1, 2, 3], [4, 5, 6, 7]]
     assert site.closed() == {"no_delay": 1, "full": 2}
@@ -111,7 +111,7 @@ async def test_what_is_unlike_is_not_joined(first: tuple[Any, Any], other: tuple
     tasks = [await site.busy(model)]
     tasks += [site.ask(inputs, call(**parameters)) for inputs, parameters in (first, other)]
     await site.until(2)
-    model.gate.set()
+    model.open_point("infer")
     await asyncio.gather(*tasks)
     assert model.batches == [[0], [1], [2]]
     await site.servable.close()
@@ -127,7 +127,7 @@ async def test_requests_for_the_same_outputs_are_joined() -> None:
         own.requested_outputs = outputs
         tasks.append(site.ask(rows(at + 1), own))
     await site.until(6)
-    model.gate.set()
+    model.open_point("infer")
     await asyncio.gather(*tasks)
     assert sorted(model.batches) == [[0], [1, 3], [2, 4], [5, 6]]
     assert [sorted(call.requested_outputs) for call in model.calls if len(call.members) == 2] == [
@@ -146,7 +146,7 @@ async def test_protocol_parameters_do_not_split_batches(own: dict[str, Any]) -> 
     protocols: list[dict[str, Any]] = [{"priority": 1, "timeout": 7, "binary_data_output": True}, {}]
     tasks += [site.ask(rows(at + 1), call(**own, **more)) for at, more in enumerate(protocols)]
     await site.until(2)
-    model.gate.set()
+    model.open_point("infer")
     await asyncio.gather(*tasks)
     assert model.batches == [[0], [1, 2]]
     await site.servable.close()
@@ -159,7 +159,7 @@ async def test_requests_of_two_signatures_are_not_joined() -> None:
     calls[1].signature_name = "other"
     tasks = [await site.busy(model), *(site.ask(rows(1), own) for own in calls)]
     await site.until(2)
-    model.gate.set()
+    model.open_point("infer")
     await asyncio.gather(*tasks)
     assert [len(batch) for batch in model.batches] == [1, 1, 1]
     assert {own.signature_name for own in model.calls} == {"", "other"}
@@ -184,10 +184,10 @@ async def test_a_model_may_keep_and_return_what_it_was_given() -> None:
     site = Site(model)
     answers = []
     for start in range(0, 60, 3):
-        model.gate.clear()
+        model.close_point("infer")
         busy = await site.busy(model)
         tasks = await site.ask_and_wait(*[rows(start + at, start + at, width=50) for at in range(3)])
-        model.gate.set()
+        model.open_point("infer")
         answers += await asyncio.gather(*tasks)
         await busy
         assert not model.seen[-1].flags.writeable
@@ -201,10 +201,10 @@ async def test_memory_is_used_again() -> None:
     site = Site(model)
     places = []
     for _ in range(5):
-        model.gate.clear()
+        model.close_point("infer")
         busy = await site.busy(model)
         tasks = await site.ask_and_wait(rows(1, width=500), rows(2, width=500))
-        model.gate.set()
+        model.open_point("infer")
         await asyncio.gather(busy, *tasks)
         places.append(model.seen[-1].__array_interface__["data"][0])
         model.seen.clear()
@@ -235,14 +235,14 @@ async def test_answers_leave_in_the_order_in_which_the_requests_came() -> None:
     for value in (1, 2):
         tasks.append(site.ask(rows(value)))
         tasks[-1].add_done_callback(partial(note, value))
-        await model.wait_until_entered()
+        await model.until_at("infer")
     cancelled = site.ask(rows(1))
     await site.until(1)
     cancelled.cancel()
     gates[2.0].set()
     # The second instance has ended with 2 when it runs the next request.
     third = site.ask(rows(1))
-    await model.wait_until_entered()
+    await model.until_at("infer")
     assert left == []
     gates[1.0].set()
     results = await asyncio.gather(*tasks, third, return_exceptions=True)
@@ -263,7 +263,7 @@ async def test_nothing_is_kept_of_a_request_cancelled_in_the_queue() -> None:
     await asyncio.wait(abandoned)
     del inputs, abandoned, task
     await until(lambda: not any(array() is not None for array in arrays))
-    model.gate.set()
+    model.open_point("infer")
     await first
     await site.servable.close()
 
@@ -275,11 +275,11 @@ async def test_instances_are_started_for_waiting_batches() -> None:
     tasks = []
     for running in range(1, 4):
         tasks.append(site.ask(rows(running, running)))
-        await model.wait_until_entered()
+        await model.until_at("infer")
         names = [thread.name for thread in threading.enumerate() if thread.name.startswith("batched/1#")]
         assert len(names) == running
     tasks += await site.ask_and_wait(rows(4), rows(5))
-    model.gate.set()
+    model.open_point("infer")
     await asyncio.gather(*tasks)
     assert model.batches[3:] == [[4, 5]]
     await site.servable.close()

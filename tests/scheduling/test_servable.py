@@ -27,10 +27,10 @@ async def test_blocking_code_runs_on_the_instances_threads() -> None:
     model = Scripted(instances=3, open_gate=False)
     served = servable(model)
     calls = [asyncio.ensure_future(direct_infer(served, number(value), Call())) for value in range(3)]
-    await model.wait_until_entered(3)
+    await model.until_at("infer", 3)
     assert len(model.threads) == 3
     assert threading.get_ident() not in model.threads
-    model.gate.set()
+    model.open_point("infer")
     assert [answer["y"][0] for answer in await asyncio.gather(*calls)] == [0, 2, 4]
     await served.close()
 
@@ -46,12 +46,12 @@ async def test_instances_are_started_for_waiting_work() -> None:
     calls = []
     for running in range(1, 4):
         calls.append(asyncio.ensure_future(direct_infer(servable, number(0), Call())))
-        await model.wait_until_entered()
+        await model.until_at("infer")
         assert threads() == running
     calls += [asyncio.ensure_future(direct_infer(servable, number(0), Call())) for _ in range(7)]
-    await model.wait_until_entered(2)
+    await model.until_at("infer", 2)
     assert (threads(), servable.queue_depth) == (5, 5)
-    model.gate.set()
+    model.open_point("infer")
     await asyncio.gather(*calls)
     await servable.close()
     assert threads() == 0
@@ -81,8 +81,8 @@ async def test_burst_is_answered_with_few_wake_ups(monkeypatch: pytest.MonkeyPat
     model = Scripted(open_gate=False)
     served = servable(model)
     calls = [asyncio.ensure_future(direct_infer(served, number(value), Call())) for value in range(200)]
-    await model.wait_until_entered()
-    model.gate.set()
+    await model.until_at("infer")
+    model.open_point("infer")
     # The loop is held until all but the last are back: it is open, otherwise, who gets the interpreter when.
     wait_until(lambda: len(model.started) == len(calls))
     answers = await asyncio.gather(*calls)
@@ -112,12 +112,12 @@ async def test_a_full_queue_refuses_and_then_serves_on() -> None:
     model = Scripted(open_gate=False)
     served = servable(model, max_queue_size=2)
     running = asyncio.ensure_future(direct_infer(served, number(0), Call()))
-    await model.wait_until_entered()
+    await model.until_at("infer")
     waiting = [asyncio.ensure_future(direct_infer(served, number(value), Call())) for value in (1, 2)]
     await asyncio.sleep(0)
     with pytest.raises(QueueFull):
         await direct_infer(served, number(3), Call())
-    model.gate.set()
+    model.open_point("infer")
     await asyncio.gather(running, *waiting)
     assert (await direct_infer(served, number(4), Call()))["y"][0] == 8
     assert 3 not in model.started
@@ -151,7 +151,7 @@ async def test_cancelled_work_is_never_started() -> None:
     model = Scripted(open_gate=False)
     served = servable(model, max_queue_size=2)
     running = asyncio.ensure_future(direct_infer(served, number(0), Call()))
-    await model.wait_until_entered()
+    await model.until_at("infer")
     left = Call()
     leaving = [asyncio.ensure_future(direct_infer(served, number(value), left)) for value in (1, 2)]
     await asyncio.sleep(0)
@@ -162,7 +162,7 @@ async def test_cancelled_work_is_never_started() -> None:
     # Their places in the queue are free at once.
     staying = [asyncio.ensure_future(direct_infer(served, number(value), Call())) for value in (3, 4)]
     await asyncio.sleep(0)
-    model.gate.set()
+    model.open_point("infer")
     await asyncio.gather(running, *staying)
     assert model.started == [0, 3, 4]
     await served.close()
@@ -172,10 +172,10 @@ async def test_expired_work_is_dropped_when_it_is_dequeued() -> None:
     model = Scripted(open_gate=False)
     served = servable(model)
     running = asyncio.ensure_future(direct_infer(served, number(0), Call()))
-    await model.wait_until_entered()
+    await model.until_at("infer")
     late = asyncio.ensure_future(direct_infer(served, number(1), Call(deadline=time.monotonic())))
     await asyncio.sleep(0)
-    model.gate.set()
+    model.open_point("infer")
     await running
     with pytest.raises(DeadlineExceeded):
         await late
@@ -188,7 +188,7 @@ async def test_running_model_can_ask_whether_its_call_is_cancelled() -> None:
     served = servable(model)
     call = Call(deadline=time.monotonic() + 100)
     task = asyncio.ensure_future(direct_infer(served, number(0), call))
-    await model.wait_until_entered()
+    await model.until_at("infer")
     assert model.calls == [call]
     before = call.cancelled
     assert before is False
@@ -196,7 +196,7 @@ async def test_running_model_can_ask_whether_its_call_is_cancelled() -> None:
     task.cancel()
     await asyncio.wait([task])
     assert call.cancelled is True
-    model.gate.set()
+    model.open_point("infer")
     # The instance lives on.
     assert (await direct_infer(served, number(5), Call()))["y"][0] == 10
     await served.close()

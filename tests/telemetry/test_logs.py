@@ -155,7 +155,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
         ports = first.getsockname()[1], other.getsockname()[1]
     options = ("--grpc-port", str(ports[0]), "--rest-port", str(ports[1]), "--drain-delay", "0")
     with Triglot(tmp_path / "m", *options, "--log-file", "/dev/full") as server:
-        server.stdout.wait_for("grpcurl")
+        server.stdout.wait_for("curl")
         with grpc_channel(ports[0]) as channel:
             assert infer(channel, "m", 5) == 5
         server.stop()
@@ -167,7 +167,7 @@ async def test_a_renamed_file_is_opened_anew(tmp_path: Path) -> None:
     write_model(tmp_path / "m", WARNS)
     file, old = tmp_path / "log", tmp_path / "log.1"
     with Triglot(tmp_path / "m", *QUICK, "--log-file", file, "--access-log") as server:
-        server.stdout.wait_for("grpcurl")
+        server.stdout.wait_for("curl")
         grpc_port = int(LISTENING.search(file.read_text()).group(1))  # type: ignore[union-attr]
         with grpc_channel(grpc_port) as channel:
             assert infer(channel, "m", 1) == 1
@@ -189,7 +189,7 @@ def test_a_disk_that_was_full(tmp_path: Path) -> None:
     write_model(tmp_path / "m", FAILS.format(execution="thread"))
     file = tmp_path / "log"
     with Triglot(tmp_path / "m", *QUICK, "--log-file", file) as server:
-        server.stdout.wait_for("grpcurl")
+        server.stdout.wait_for("curl")
         grpc_port = int(LISTENING.search(file.read_text()).group(1))  # type: ignore[union-attr]
         hard = resource.prlimit(server.pid, resource.RLIMIT_FSIZE)[1]
         resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (file.stat().st_size + 40, hard))

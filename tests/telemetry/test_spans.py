@@ -358,8 +358,7 @@ async def test_a_batch_is_one_span_with_links(monkeypatch: pytest.MonkeyPatch) -
     def infer(inputs: Arrays, call: Call) -> Any:
         parents_seen.append(call.traceparent)
         if inputs["x"][0] == 0:
-            first.begun.set()
-            assert first.gate.wait(20)
+            first.wait_at("infer")
         return twice(inputs)
 
     first = Gated()
@@ -370,12 +369,12 @@ async def test_a_batch_is_one_span_with_links(monkeypatch: pytest.MonkeyPatch) -
     )
     async with traced(monkeypatch, {"batched": model}) as it:
         running = asyncio.ensure_future(it.infer_grpc("batched", 0, traceparent=UNSAMPLED))
-        await asyncio.to_thread(first.begun.wait, 20)
+        await first.until_at("infer")
         parents = [f"00-{number:032x}-{number:016x}-01" for number in range(1, 4)]
         others = [asyncio.ensure_future(it.infer_grpc("batched", 1, traceparent=parent)) for parent in parents]
         unsampled = asyncio.ensure_future(it.infer_grpc("batched", 1, traceparent=UNSAMPLED))
         await until(lambda: it.server.dataplane.queue_depth() == 4)
-        first.gate.set()
+        first.open_point("infer")
         await asyncio.gather(running, unsampled, *others)
         spans = await it.spans(10)
         batch = named(spans, "batch")
@@ -397,7 +396,7 @@ async def test_a_call_that_waits_in_vain(monkeypatch: pytest.MonkeyPatch) -> Non
     model = Gated()
     async with traced(monkeypatch, {"gated": model}) as it:
         running = asyncio.ensure_future(it.infer_grpc("gated", 0, traceparent=UNSAMPLED))
-        await asyncio.to_thread(model.begun.wait, 20)
+        await model.until_at("infer")
         call = it.channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
         late = call(message("gated", 1).SerializeToString(), timeout=0.2)
         assert await late.code() is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -405,7 +404,7 @@ async def test_a_call_that_waits_in_vain(monkeypatch: pytest.MonkeyPatch) -> Non
         assert named(spans, "inference.GRPCInferenceService/ModelInfer").code == "DEADLINE_EXCEEDED"
         queue = named(spans, "queue")
         assert queue.end - queue.start > 100_000_000
-        model.gate.set()
+        model.open_point("infer")
         await running
 
 
@@ -441,9 +440,9 @@ async def test_a_refused_call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, r
     async with traced(monkeypatch, {"gated": model}, **options) as it:
         running = []
         if refusal == "RESOURCE_EXHAUSTED":
-            for number in range(2):
-                running.append(asyncio.ensure_future(it.infer_grpc("gated", number, traceparent=UNSAMPLED)))
-                await until(model.begun.is_set)
+            running.append(asyncio.ensure_future(it.infer_grpc("gated", 0, traceparent=UNSAMPLED)))
+            await model.until_at("infer")
+            running.append(asyncio.ensure_future(it.infer_grpc("gated", 1, traceparent=UNSAMPLED)))
             await until(lambda: it.server.dataplane.queue_depth() == 1)
         predict, grps = tensorflow_request("gated"), grps_request("gated")
         for path, data in (
@@ -460,5 +459,5 @@ async def test_a_refused_call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, r
         spans = await it.spans(6)
         assert {(span.code, span.parent, span.kind) for span in spans} == {(refusal, PARENT[36:52], SERVER)}
         assert len({span.name for span in spans}) == 6
-        model.gate.set()
+        model.open_point("infer")
         await asyncio.gather(*running)

@@ -68,10 +68,10 @@ async def test_what_a_batch_waits_for(tmp_path: Path) -> None:
     model.max_batch_size = 4
     async with served(tmp_path / "t", {"gated": model}) as client:
         first = asyncio.create_task(client.infer("gated", 1))
-        await until(model.begun.is_set)
+        await model.until_at("infer")
         others = [asyncio.create_task(client.infer("gated", 1)) for _ in range(2)]
         await until(lambda: client.server.dataplane.queue_depth() == 2)
-        model.gate.set()
+        model.open_point("infer")
         await asyncio.gather(first, *others)
     traces = Traces(tmp_path / "t")
     assert [call.members for call in model.calls][1:] != []
@@ -102,10 +102,10 @@ async def test_a_client_that_leaves(tmp_path: Path) -> None:
     model = Gated()
     async with served(tmp_path / "t", {"gated": model}) as client:
         asking = asyncio.create_task(client.infer("gated", 1))
-        await until(model.begun.is_set)
+        await model.until_at("infer")
         asking.cancel()
         await until(lambda: not any(endpoint.in_flight for endpoint in client.server.telemetry.endpoints()))
-        model.gate.set()
+        model.open_point("infer")
     traces = Traces(tmp_path / "t")
     assert traces.names(1) == ALL_STAMPS
 

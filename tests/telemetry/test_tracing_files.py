@@ -57,9 +57,9 @@ async def test_a_request_that_ends_after_the_change(tmp_path: Path) -> None:
     file = tmp_path / "t"
     async with served(file, {"gated": model}) as client:
         asking = asyncio.create_task(client.infer("gated", 1))
-        await until(model.begun.is_set)
+        await model.until_at("infer")
         await client.set(trace_level="OFF")
-        model.gate.set()
+        model.open_point("infer")
         await asking
         await until(file.exists)
         assert Traces(file).models == ["gated"]

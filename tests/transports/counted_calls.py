@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
@@ -16,6 +15,7 @@ import triglot
 from process import SECONDS
 from triglot.core.tensor import Array
 from triglot.telemetry.calls import CallStats
+from triglot.testing import GatedModel
 from waiting import until
 
 FLOAT = b"\0\0\x80\x3f"
@@ -32,21 +32,6 @@ class Echo(triglot.Model):
     def infer(self, inputs: Mapping[str, Array]) -> Any:
         if inputs["x"].size > 2:
             raise RuntimeError("too many")
-        return {"y": inputs["x"]}
-
-
-class Waits(Echo):
-    """Answers when the test says so."""
-
-    max_queue_size = 1
-
-    def __init__(self) -> None:
-        self.started = threading.Event()
-        self.go_on = threading.Event()
-
-    def infer(self, inputs: Mapping[str, Array]) -> Any:
-        self.started.set()
-        assert self.go_on.wait(SECONDS)
         return {"y": inputs["x"]}
 
 
@@ -86,7 +71,7 @@ class HalfPlusTwo(triglot.Model):
 class Server:
     """The server, its models, and what it counted."""
 
-    def __init__(self, running: Live, waits: Waits, counts: Counts) -> None:
+    def __init__(self, running: Live, waits: GatedModel, counts: Counts) -> None:
         self.live = running
         self.waits = waits
         self.counts = counts
@@ -121,7 +106,7 @@ class Server:
 
     async def until_started(self) -> None:
         """Until the model `waits` is at work."""
-        assert await asyncio.to_thread(self.waits.started.wait, SECONDS)
+        await self.waits.until_at("infer")
 
     async def until_two(self) -> None:
         """Until two calls hold a model."""
@@ -130,11 +115,11 @@ class Server:
 
 @asynccontextmanager
 async def serving(**options: Any) -> AsyncIterator[Server]:
-    waits, counts = Waits(), Counts()
+    waits, counts = GatedModel("infer", inputs=Echo.inputs, outputs=Echo.outputs, max_queue_size=1), Counts()
     models = {"echo": Echo(), "waits": waits, "counts": counts, "half": HalfPlusTwo()}
     async with live(models, protocols="kserve,tfserving,grps", grace=0, **options) as running:
         try:
             yield Server(running, waits, counts)
         finally:
-            waits.go_on.set()
+            waits.open_point("infer")
             counts.go_on.set()

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import aiohttp
 import grpc.aio
-from grpc_transport import transport_options
 
 import triglot
+from triglot import testing
 from triglot.pb.kserve import inference_pb2 as pb
 
 METHOD = "/inference.GRPCInferenceService/"
@@ -34,7 +32,7 @@ class Live:
         server: triglot.Server,
         channel: grpc.aio.Channel,
         session: aiohttp.ClientSession,
-        models: Mapping[str, triglot.Model],
+        models: Mapping[str, triglot.Model | type[triglot.Model]],
     ) -> None:
         self.server = server
         self.models = models
@@ -60,23 +58,14 @@ class Live:
 
 
 @asynccontextmanager
-async def live(models: Mapping[str, triglot.Model], **options: Any) -> AsyncIterator[Live]:
-    """Serve `models` by name. The folder's files only give them their names: the backend is the test."""
-    with TemporaryDirectory() as folder:
-        for name in models:
-            (Path(folder) / name).mkdir()
-            (Path(folder) / name / "model.py").touch()
-        server = triglot.Server(
-            [Path(folder)],
-            triglot.Config(grpc_port=0, rest_port=0, **transport_options(**options)),
-            load=lambda _, file, __: models[file.parent.name],
-        )
-        async with (
-            server,
-            grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}", options=UNLIMITED) as channel,
-            aiohttp.ClientSession() as session,
-        ):
-            yield Live(server, channel, session, models)
+async def live(models: Mapping[str, triglot.Model | type[triglot.Model]], **options: Any) -> AsyncIterator[Live]:
+    """Serve `models` by name, with a client for each protocol."""
+    async with (
+        testing.serve(models, **options) as running,
+        grpc.aio.insecure_channel(running.grpc_address, options=UNLIMITED) as channel,
+        aiohttp.ClientSession() as session,
+    ):
+        yield Live(running.server, channel, session, models)
 
 
 def request(

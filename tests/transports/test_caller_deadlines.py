@@ -43,12 +43,12 @@ async def test_a_caller_that_leaves_the_queue_is_never_run(call: CallFunction) -
     model = Scripted(open_gate=False)
     async with live({"scripted": model}) as server:
         running = asyncio.ensure_future(call(server, 0))
-        await model.wait_until_entered()
+        await model.until_at("infer")
         leaving = asyncio.ensure_future(call(server, 1))
         await until(lambda: waiting(server) == 1)
         leaving.cancel()
         await until(lambda: waiting(server) == 0)
-        model.gate.set()
+        model.open_point("infer")
         assert await running == 0
         assert await call(server, 2) == 4
         assert model.started == [0, 2]
@@ -60,10 +60,10 @@ async def test_a_running_model_sees_that_its_caller_left(call: CallFunction) -> 
     model = Scripted(open_gate=False)
     async with live({"scripted": model}) as server:
         leaving = asyncio.ensure_future(call(server, 1))
-        await model.wait_until_entered()
+        await model.until_at("infer")
         leaving.cancel()
         await until(lambda: model.calls[0].cancelled)
-        model.gate.set()
+        model.open_point("infer")
         assert await call(server, 2) == 4
 
 
@@ -71,7 +71,7 @@ async def test_a_deadline_reaches_the_queue_and_the_model() -> None:
     model = Scripted(open_gate=False)
     async with live({"scripted": model}) as server:
         running = asyncio.ensure_future(server.infer(request("scripted", VALUE.pack(0)), timeout=30))
-        await model.wait_until_entered()
+        await model.until_at("infer")
         assert 0 < (model.calls[0].remaining or 0) <= 31
         for later in ever_later(0.05):
             late = asyncio.ensure_future(server.infer(request("scripted", VALUE.pack(1)), timeout=later))
@@ -83,7 +83,7 @@ async def test_a_deadline_reaches_the_queue_and_the_model() -> None:
             await until(lambda: waiting(server) == 0)
             if waited:
                 break
-        model.gate.set()
+        model.open_point("infer")
         await running
         assert await grpc_call(server, 2) == 4
         assert model.started == [0, 2]
@@ -93,7 +93,7 @@ async def test_full_queue_says_when_to_retry() -> None:
     model = Scripted(open_gate=False)
     async with live({"scripted": model}, max_queue_size=1) as server:
         calls = [asyncio.ensure_future(grpc_call(server, 0))]
-        await model.wait_until_entered()
+        await model.until_at("infer")
         calls.append(asyncio.ensure_future(grpc_call(server, 1)))
         await until(lambda: waiting(server) == 1)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -109,6 +109,6 @@ async def test_full_queue_says_when_to_retry() -> None:
         # Questions are answered while every instance is busy and the queue is full.
         async with server.session.get(f"{server.url}/health/ready") as response:
             assert response.status == 200
-        model.gate.set()
+        model.open_point("infer")
         assert await asyncio.gather(*calls) == [0, 2]
         assert await rest_call(server, 3) == 6

@@ -129,7 +129,7 @@ async def test_deadlines_and_full_queues(server: Server) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as expired:
         await late
     await until(lambda: server.live.leases() == 1)  # The client's clock may be ahead of the server's.
-    server.waits.go_on.set()
+    server.waits.open_point("infer")
     await first
     assert expired.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     codes = ["OK", refused.value.code().name]
@@ -151,7 +151,7 @@ async def test_refused_calls_are_counted_with_their_method() -> None:
         await server.until_started()
         status, answer = await server.post("/v2/models/echo/infer", BODY)
         assert status == 503
-        server.waits.go_on.set()
+        server.waits.open_point("infer")
         await first
         stats = await server.settled()
         assert {key: stats.latency.count for key, stats in stats.items()} == {

@@ -106,7 +106,7 @@ async def test_connections_of_another_port_and_calls_are_no_connections() -> Non
         await until(lambda: here.leases() == {"gated": 6})
         third = await connected(here.server.grpc_port)
         assert not await is_served(third)
-        gated.gate.set()
+        gated.open_point("infer")
         for client in (first, second, third):
             await client.close()
         for _, writer in others:
@@ -158,7 +158,7 @@ async def test_a_rest_connection_with_a_call_makes_no_room(transport: str) -> No
         await until(lambda: here.leases() == {"gated": 1})
         further, other = await asyncio.open_connection("127.0.0.1", here.server.rest_port)
         assert await asyncio.wait_for(further.read(), SECONDS) == b""
-        gated.gate.set()
+        gated.open_point("infer")
         assert (await asyncio.wait_for(reader.readline(), SECONDS)).startswith(b"HTTP/1.1 200 ")
         for stream in (writer, other):
             stream.close()

@@ -159,7 +159,7 @@ async def test_what_http1_cannot_say(method: str, path: str) -> None:
 
 async def test_no_second_request_is_smuggled_in_a_body() -> None:
     async with serving({"twice": (model := Gated())}, **ONE) as here:
-        model.gate.set()
+        model.open_point("infer")
         async with client_of(here.server.grpc_port) as client:
             hidden = b"POST " + INFER.encode() + b" HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % len(BODY) + BODY
             headers = ("content-length", "2")
@@ -204,18 +204,18 @@ async def held(**options: Any) -> AsyncIterator[tuple[Served, Gated, Client]]:
     model = Gated()
     async with serving({"twice": model}, **ONE, **options) as here, client_of(here.server.grpc_port) as client:
         await client.send(client.raw_headers(1, fields("POST", INFER)), data(1, BODY))
-        assert await asyncio.to_thread(model.begun.wait, SECONDS)
+        await model.until_at("infer")
         try:
             yield here, model, client
         finally:
-            model.gate.set()
+            model.open_point("infer")
 
 
 async def test_a_client_that_leaves() -> None:
     async with held() as (here, model, client):
         await client.send(frames.rst_stream(1, frames.ErrorCode.CANCEL))
         await until(lambda: model.calls[0].cancelled)
-        model.gate.set()
+        model.open_point("infer")
         await here.is_idle()
 
 
@@ -223,7 +223,7 @@ async def test_a_running_call_is_answered_when_the_server_stops() -> None:
     async with held(grace=float(SECONDS)) as (here, model, client):
         stopping = asyncio.create_task(here.server.stop())
         await client.next(frames.GOAWAY)
-        model.gate.set()
+        model.open_point("infer")
         head, body = await answer_after_goaway(client)
         assert (head[":status"], json.loads(body)["outputs"][0]["data"]) == ("200", [21])
         await client.close()
@@ -248,7 +248,7 @@ async def test_a_call_that_outlives_the_grace_period() -> None:
         stopping = asyncio.create_task(here.server.stop())
         head, _ = await answer_after_goaway(client)
         assert head[":status"] == "503"
-        model.gate.set()
+        model.open_point("infer")
         await client.close()
         await asyncio.wait_for(stopping, SECONDS)
 

@@ -25,7 +25,7 @@ async def here() -> AsyncIterator[Live]:
     models = {"scripted": Scripted(open_gate=False), "same": Plain(lambda inputs: {"y": inputs["x"]})}
     async with live(models, grpc_transport="h2") as here:
         yield here
-        models["scripted"].gate.set()  # type: ignore[attr-defined]
+        models["scripted"].open_point("infer")  # type: ignore[attr-defined]
 
 
 def scripted(here: Live) -> Scripted:
@@ -65,7 +65,7 @@ async def received(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 @pytest.mark.parametrize("path", [INFER, "/v2/models/same/infer"])
 async def test_many_get_their_answers(here: Live, path: str, version: str) -> None:
     clients = [await half_closed(here, post(path, version=version)) for _ in range(CLIENTS)]
-    scripted(here).gate.set()
+    scripted(here).open_point("infer")
     for client in clients:
         got = await received(*client)
         assert got.count(b"200 OK") == got.count(b'"outputs"') == 1
@@ -74,8 +74,8 @@ async def test_many_get_their_answers(here: Live, path: str, version: str) -> No
 
 async def test_every_request_of_a_pipeline_is_answered(here: Live) -> None:
     client = await half_closed(here, post(INFER) + post("/v2/models/same/infer") + post("/v2/nothing"))
-    await scripted(here).wait_until_entered()
-    scripted(here).gate.set()
+    await scripted(here).until_at("infer")
+    scripted(here).open_point("infer")
     got = await received(*client)
     assert (got.count(b"200 OK"), got.count(b"404 Not Found")) == (2, 1)
     await until(lambda: not connections(here))
@@ -84,7 +84,7 @@ async def test_every_request_of_a_pipeline_is_answered(here: Live) -> None:
 async def test_who_has_left_is_cancelled(here: Live) -> None:
     _, writer = await asyncio.open_connection("127.0.0.1", here.server.rest_port)
     writer.write(post(INFER))
-    await scripted(here).wait_until_entered()
+    await scripted(here).until_at("infer")
     writer.close()
     await until(lambda: scripted(here).calls[0].cancelled)
     await until(lambda: not connections(here))
@@ -92,7 +92,7 @@ async def test_who_has_left_is_cancelled(here: Live) -> None:
 
 async def test_who_half_closes_and_leaves_later_is_cancelled(here: Live) -> None:
     reader, writer = await half_closed(here, post(INFER))
-    await scripted(here).wait_until_entered()
+    await scripted(here).until_at("infer")
     assert await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), SECONDS) == b"HTTP/1.1 100 Continue\r\n\r\n"
     assert not scripted(here).calls[0].cancelled
     linger = struct.pack("ii", 1, 0)  # It is reset.

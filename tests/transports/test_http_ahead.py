@@ -83,13 +83,13 @@ async def peer(
         connection = Served(http)
         writer.write(first[4:])
         yield reader, writer, connection, scripted
-        scripted.gate.set()
+        scripted.open_point("infer")
         writer.close()
 
 
 async def test_one_request_at_most_waits_for_the_one_before_it(way: tuple[str, str]) -> None:
     async with peer(way, post(INFER)) as (reader, writer, connection, scripted):
-        await scripted.wait_until_entered()
+        await scripted.until_at("infer")
         count, sent = 1000, 0
         more = post(SAME, f"X-Filling: {'x' * 8000}")
 
@@ -105,7 +105,7 @@ async def test_one_request_at_most_waits_for_the_one_before_it(way: tuple[str, s
         await until(lambda: not transport.is_reading())
         assert connection.parsed <= 2
         assert connection.held <= 2 * READ_BYTES
-        scripted.gate.set()
+        scripted.open_point("infer")
         for _ in range(count + 1):  # All are answered, in their order.
             head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), SECONDS)
             assert b" 200 OK" in head
@@ -118,10 +118,10 @@ async def test_one_request_at_most_waits_for_the_one_before_it(way: tuple[str, s
 
 async def test_many_small_requests_at_once(way: tuple[str, str]) -> None:
     async with peer(way, post(INFER) + (GET + b"\r\n") * 1000) as (reader, _, connection, scripted):
-        await scripted.wait_until_entered()
+        await scripted.until_at("infer")
         assert connection.parsed < 100
         assert connection.held
-        scripted.gate.set()
+        scripted.open_point("infer")
         got = b""
         while got.count(b"HTTP/1.1 200 OK") < 1001:
             got += await asyncio.wait_for(reader.read(65_536), SECONDS)
@@ -131,11 +131,11 @@ async def test_a_body_waits_with_its_request(way: tuple[str, str]) -> None:
     large = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[' + b" " * 2_000_000 + b"3]}]}"
     head = f"POST {SAME} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(large)}\r\n\r\n".encode()
     async with peer(way, post(INFER) + head + large) as (reader, _, connection, scripted):
-        await scripted.wait_until_entered()
+        await scripted.until_at("infer")
         transport = connection.transport
         await until(lambda: not transport.is_reading())
         assert connection.held <= 2 * READ_BYTES
-        scripted.gate.set()
+        scripted.open_point("infer")
         got = b""
         while got.count(b'"outputs"') < 2:
             got += await asyncio.wait_for(reader.read(65_536), SECONDS)

@@ -45,7 +45,7 @@ async def test_only_the_call_with_too_much_metadata_fails(transport: str, count:
             infer, ready = channel.unary_unary(METHOD + "ModelInfer"), channel.unary_unary(METHOD + "ServerReady")
             body = request("gated", bytes(4), datatype="INT32")
             other_call = asyncio.ensure_future(infer(body, timeout=SECONDS))
-            assert await asyncio.to_thread(gated.begun.wait, SECONDS)
+            await gated.until_at("infer")
             metadata = [("x-large", "a" * size)] * count
             for _ in range(2):  # The second time by the table, as far as it has entries.
                 with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -53,9 +53,9 @@ async def test_only_the_call_with_too_much_metadata_fails(transport: str, count:
                 assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
                 assert transport == "aio" or "16384" in (refused.value.details() or "")
             assert await ready(b"", timeout=SECONDS)
-            gated.gate.set()
+            gated.open_point("infer")
             assert await other_call
-        gated.gate.set()
+        gated.open_point("infer")
 
 
 async def test_metadata_below_the_limit_is_passed_on() -> None:

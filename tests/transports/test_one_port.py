@@ -173,11 +173,11 @@ async def test_calls_that_may_be_open() -> None:
         body = {"inputs": [{"name": "x", "datatype": "INT32", "shape": [1], "data": [1]}]}
         async with aiohttp.ClientSession() as session:
             first = asyncio.create_task(session.post(f"{url}/models/gated/infer", json=body))
-            await asyncio.to_thread(model.begun.wait, SECONDS)
+            await model.until_at("infer")
             async with session.get(url) as refused:
                 assert refused.status == 503
                 assert "max_connections" in await refused.text()
-            model.gate.set()
+            model.open_point("infer")
             async with await first as answered:
                 assert answered.status == 200
 
@@ -200,8 +200,7 @@ async def test_running_calls_of_both_kinds_are_answered(folder: Path) -> None:
         port = here.server.grpc_port
         async with insecure(port) as channel, aiohttp.ClientSession() as session:
             called = asyncio.create_task(infer(channel))
-            await asyncio.to_thread(model.begun.wait, SECONDS)
-            model.begun.clear()
+            await model.until_at("infer")
             body = {"inputs": [{"name": "x", "datatype": "INT32", "shape": [1], "data": [21]}]}
             posted = asyncio.create_task(session.post(f"http://{HOST}:{port}/v2/models/twice/infer", json=body))
             await until(lambda: here.leases()["twice"] == 2)
@@ -210,7 +209,7 @@ async def test_running_calls_of_both_kinds_are_answered(folder: Path) -> None:
                 assert (ready.status, ready.headers["Connection"]) == (503, "close")
             stopping = asyncio.create_task(here.server.stop())
             await until(lambda: not is_listening(port))
-            model.gate.set()
+            model.open_point("infer")
             assert await called == (21).to_bytes(4, "little")
             async with await posted as answer:
                 assert (answer.status, answer.headers["Connection"]) == (200, "close")

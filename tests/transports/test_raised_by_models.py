@@ -10,10 +10,10 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from grpc_transport import transport_options
 from live import Live, live, request
 
 import triglot
+from triglot import testing
 from triglot.core.tensor import Array
 from waiting import until
 
@@ -218,8 +218,8 @@ async def test_exception_of_a_load_is_reported_and_the_next_model_loads(
     error = RAISED[name]
     raising = f"{infer}\n        fail()" if hook == "a warm-up" else infer
     write(tmp_path / "m", hooked(raising, HOOKS.get(hook, ""), error))
-    config = triglot.Config(grpc_port=0, rest_port=0, **transport_options(model_control_mode="explicit"))
-    async with triglot.Server([tmp_path], config) as server, asyncio.timeout(SECONDS):
+    async with testing.serve(tmp_path, model_control_mode="explicit") as running, asyncio.timeout(SECONDS):
+        server = running.server
         # A coroutine, or a property read in one, turns this one into an error of Python's own.
         error_name = "StopIteration" if name == "StopIteration" else error.partition("(")[0].rpartition(".")[2]
         with pytest.raises(triglot.ServingError, match=error_name):
@@ -234,8 +234,8 @@ async def test_what_a_close_raises_ends_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, infer: str, name: str
 ) -> None:
     write(tmp_path / "m", hooked(infer, "close = fail", RAISED[name]))
-    config = triglot.Config(grpc_port=0, rest_port=0, **transport_options(model_control_mode="explicit"))
-    async with triglot.Server([tmp_path], config) as server, asyncio.timeout(SECONDS):
+    async with testing.serve(tmp_path, model_control_mode="explicit") as running, asyncio.timeout(SECONDS):
+        server = running.server
         await server.manager.load_model("m")
         server.manager.unload_model("m")
         await until(lambda: "m version 1 failed to close" in caplog.text)

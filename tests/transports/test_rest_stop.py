@@ -33,11 +33,11 @@ async def test_a_running_call_is_answered_and_its_connection_closed() -> None:
     model = Scripted(open_gate=False)
     async with live({"scripted": model}) as server:
         running = asyncio.ensure_future(infer(server))
-        await model.wait_until_entered()
+        await model.until_at("infer")
         stopping = asyncio.ensure_future(server.server.stop())
         # New calls are refused before this one has ended.
         await until_found(lambda: is_taken(server), lambda taken: not taken)
-        model.gate.set()
+        model.open_point("infer")
         status, connection, answer = await running
         assert (status, connection) == (200, "close")
         assert answer["outputs"][0]["data"] == [6.0]
@@ -57,9 +57,9 @@ async def test_call_that_outlives_the_grace_period_gets_an_error(grace: float) -
     model = Scripted(open_gate=False)
     async with live({"scripted": model}, grace=grace) as server:
         running = asyncio.ensure_future(infer(server))
-        await model.wait_until_entered()
+        await model.until_at("infer")
         stopping = asyncio.ensure_future(server.server.stop())
         assert await running == (503, "close", {"error": "the server is shutting down"})
-        model.gate.set()
+        model.open_point("infer")
         await stopping
     assert model.calls[0].cancelled

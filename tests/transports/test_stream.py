@@ -53,8 +53,8 @@ async def test_ordinary_models_answer_in_the_order_of_the_requests() -> None:
         call = server.stream_infer(
             sending(asking("slow", 1, "a"), asking("quick", 2, "b"), asking("quick", 3, "c"))
         )
-        await first.wait_until_entered()
-        first.gate.set()
+        await first.until_at("infer")
+        first.open_point("infer")
         answers = [answer async for answer in call]
     assert values(answers) == [("a", 2), ("b", 4), ("c", 6)]
     assert all(final(answer) for answer in answers)
@@ -70,9 +70,9 @@ async def test_a_decoupled_request_between_them_does_not_change_their_order() ->
         call = server.stream_infer(
             sending(asking("slow", 1, "a"), asking("decoupled", 9, "d"), asking("quick", 2, "b"))
         )
-        await first.wait_until_entered()
+        await first.until_at("infer")
         assert values([await call.read()]) == [("d", 9)]
-        first.gate.set()
+        first.open_point("infer")
         assert values([await call.read(), await call.read()]) == [("a", 2), ("b", 4)]
 
 
