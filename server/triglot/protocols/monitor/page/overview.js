@@ -85,15 +85,11 @@ roving(byId("models").tHead, "button", "ArrowLeft", "ArrowRight")();
 const settleModels = roving(byId("models").tBodies[0], "button", "ArrowUp", "ArrowDown");
 const modelRows = new Map();
 let mostRows = ROWS;
-const seeing = new IntersectionObserver(([end]) => {
-  if (!end.isIntersecting || modelRows.size < mostRows) return;
+byId("model-frame").addEventListener("scroll", ({ target }) => {
+  if (target.scrollTop + 2 * target.clientHeight < target.scrollHeight || modelRows.size < mostRows) return;
   mostRows += ROWS;
   showModels(latest.models);
-  // Asks again: the new rows may be in view at once.
-  seeing.unobserve(end.target);
-  seeing.observe(end.target);
-}, { root: byId("model-frame"), rootMargin: "400px" });
-seeing.observe(byId("models-end"));
+});
 
 // Sorts by a column: numbers from the highest one, or by a second click from the lowest.
 function sortModels(by) {
