@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,6 +23,7 @@ from triglot.core.errors import ModelLoadError
 from triglot.pb.tfserving import predict_pb2, tensor_pb2
 from triglot.protocols.tfserving.batching import PER_MODEL_FILE
 from triglot.repository.config.settings import ModelSettings
+from triglot.testing import GatedModel
 from waiting import until
 
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
@@ -32,8 +32,8 @@ NEVER = "batch_timeout_micros { value: 30000000 }"
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 
 
-class Sizes(triglot.Model):
-    """Says of each row how many rows came with it, as a model of a file would; `gate` holds it up."""
+class Sizes(GatedModel):
+    """Says of each row how many rows came with it, as a model of a file would."""
 
     platform = "onnxruntime_onnx"
     inputs = [triglot.TensorSpec("x", "FP32", [-1, -1]), triglot.TensorSpec("k", "FP32", [-1])]
@@ -43,14 +43,13 @@ class Sizes(triglot.Model):
     ]
 
     def __init__(self) -> None:
-        self.gate = threading.Event()
-        self.gate.set()
+        super().__init__()
         self.ran: list[int] = []
 
     def infer(self, inputs: Arrays) -> dict[str, Any]:
         rows = len(inputs["k"])
         self.ran.append(rows)
-        assert self.gate.wait(SECONDS)
+        self.wait_at("infer")
         return {"y": inputs["x"] + inputs["k"][:, None], "n": np.full(rows, rows, np.int32)}
 
 
@@ -207,7 +206,7 @@ async def test_unlike_lengths_share_a_batch_if_they_are_padded(tmp_path: Path, p
 async def test_no_more_batches_wait_than_may(tmp_path: Path) -> None:
     text = "max_batch_size { value: 2 } max_enqueued_batches { value: 1 } num_batch_threads { value: 1 }"
     async with running(tmp_path, text) as here:
-        here.model.gate.clear()
+        here.model.close_point("infer")
         first = asyncio.create_task(here.sizes(1))
         await until(lambda: here.model.ran)
         waiting = asyncio.create_task(here.sizes(2))
@@ -218,17 +217,17 @@ async def test_no_more_batches_wait_than_may(tmp_path: Path) -> None:
             "and max_enqueued_batches is 1",
         )
         assert await here.rest_error([0.0], 0) == (503, "1")
-        here.model.gate.set()
+        here.model.open_point("infer")
         assert (await first, await waiting) == ([[1]], [[2, 2]])
 
 
 async def test_one_batch_runs_per_thread(tmp_path: Path) -> None:
     async with running(tmp_path, "max_batch_size { value: 1 } num_batch_threads { value: 3 }") as here:
-        here.model.gate.clear()
+        here.model.close_point("infer")
         calls = asyncio.create_task(here.sizes(1, 1, 1, 1))
         await until(lambda: len(here.model.ran) == 3)
         await until(lambda: here.server.dataplane.queue_depth() == 1)
-        here.model.gate.set()
+        here.model.open_point("infer")
         assert await calls == [[1]] * 4
 
 

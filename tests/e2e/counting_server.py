@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -17,10 +16,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import triglot
 from process import SECONDS
-from served_models import Arrays, Served, serving
+from served_models import Arrays, Served, X, Y, serving
 from triglot.core.errors import Code
 from triglot.core.operation import EVERYTHING
 from triglot.pb.kserve import inference_pb2 as pb
+from triglot.testing import GatedModel
 from waiting import until
 
 METHOD = "/inference.GRPCInferenceService/"
@@ -125,21 +125,14 @@ class CountingServer(Served):
         return {reason: int(metrics[reason]) for reason in reasons if metrics[reason]}
 
 
-class Gate:
-    """An `infer` that waits until the test sets `opened`, then acts as `failing`."""
+class Failing(GatedModel):
+    """A model that waits until the test lets it, then acts as `failing`."""
 
-    def __init__(self) -> None:
-        self.entered = threading.Semaphore(0)
-        self.opened = threading.Event()
+    inputs, outputs = X, Y
 
-    def __call__(self, inputs: Arrays) -> dict[str, Any]:
-        self.entered.release()
-        assert self.opened.wait(SECONDS)
+    def infer(self, inputs: Arrays) -> dict[str, Any]:
+        self.wait_at("infer")
         return failing(inputs)
-
-    async def wait_until_entered(self) -> None:
-        """Wait until the model has begun one more execution."""
-        assert await asyncio.to_thread(self.entered.acquire, timeout=SECONDS)
 
 
 def failing(inputs: Arrays) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import aiohttp
 import grpc.aio
 import numpy as np
 import pytest
-from counting_server import CountingServer, Gate, batches, counting, counts, failing, message, ns, succeeded
+from counting_server import CountingServer, Failing, batches, counting, counts, failing, message, ns, succeeded
 from live import live
 from scripted_models import Scripted
 
@@ -94,51 +94,50 @@ async def test_who_fails_and_who_is_refused() -> None:
 
 
 async def test_a_full_queue_is_no_failure() -> None:
-    gate = Gate()
-    async with counting({"m": Function(gate, max_queue_size=1)}) as served:
+    gate = Failing("infer", max_queue_size=1)
+    async with counting({"m": gate}) as served:
         first = served.ask("m", 1)
-        await gate.wait_until_entered()
+        await gate.until_at("infer")
         second = served.ask("m", 2)
         await served.waiting(1)
         assert (await served.metrics("m"))["inference_pending_request_count"] == 1
         assert await served.code("m", 3) is Code.RESOURCE_EXHAUSTED
         assert counts(await served.stats("m")) == NOTHING
         assert await served.failures("m") == {"REJECTED": 1}
-        gate.opened.set()
+        gate.open_point("infer")
         assert set(await asyncio.gather(first, second)) == {Code.OK}
         assert counts(await served.stats("m")) == succeeded(2)
 
 
 async def test_who_waits_for_too_long_has_failed() -> None:
-    gate = Gate()
     policy = QueuePolicy(timeout=SECONDS, allow_timeout_override=True)
-    batching = triglot.DynamicBatching(policy=policy)
-    async with counting({"m": Function(gate, max_batch_size=1, dynamic_batching=batching)}) as served:
+    gate = Failing("infer", max_batch_size=1, dynamic_batching=triglot.DynamicBatching(policy=policy))
+    async with counting({"m": gate}) as served:
         first = served.ask("m", 1)
-        await gate.wait_until_entered()
+        await gate.until_at("infer")
         assert await served.code("m", 2, timeout=10_000) is Code.UNAVAILABLE
         assert counts(await served.stats("m")) == {"fail": 1}
         assert await served.failures("m") == {"REJECTED": 1}
-        gate.opened.set()
+        gate.open_point("infer")
         assert await first is Code.OK
         assert counts(await served.stats("m")) == succeeded(1, fail=1)
 
 
 @both
 async def test_who_leaves_has_failed_and_the_execution_counts(on_loop: bool) -> None:
-    gate, begun, opened = Gate(), asyncio.Event(), asyncio.Event()
+    gate, begun, opened = Failing("infer"), asyncio.Event(), asyncio.Event()
 
     async def on_the_loop(_: Arrays) -> Any:
         begun.set()
         try:
             await opened.wait()
         finally:
-            gate.opened.set()
+            gate.open_point("infer")
 
-    async with counting({"m": Function(on_the_loop if on_loop else gate)}) as served:
+    async with counting({"m": Function(on_the_loop) if on_loop else gate}) as served:
         call = served.channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(message("m", 1))
         asking = asyncio.ensure_future(call.wait_for_connection())
-        await (begun.wait() if on_loop else gate.wait_until_entered())
+        await (begun.wait() if on_loop else gate.until_at("infer"))
         assert call.cancel()
         await asyncio.gather(asking, return_exceptions=True)
         statistics = served.server.dataplane.servable(EVERYTHING, "m").statistics
@@ -146,17 +145,17 @@ async def test_who_leaves_has_failed_and_the_execution_counts(on_loop: bool) -> 
         if not on_loop:
             # The thread runs still.
             assert counts(await served.stats("m")) == {"fail": 1}
-        gate.opened.set()
+        gate.open_point("infer")
         stats = await served.executed("m", 1)
         assert (counts(stats), batches(stats)) == ({"fail": 1, "executions": 1}, {1: 1})
         assert await served.failures("m") == {"CANCELED": 1}
 
 
 async def test_a_deadline() -> None:
-    gate = Gate()
-    async with counting({"m": Function(gate)}, default_timeout=0.001) as served:
+    gate = Failing("infer")
+    async with counting({"m": gate}, default_timeout=0.001) as served:
         assert await served.code("m", 1) is Code.DEADLINE_EXCEEDED
-        gate.opened.set()
+        gate.open_point("infer")
         # While it waited, or while the model ran.
         statistics = served.server.dataplane.servable(EVERYTHING, "m").statistics
         assert statistics.fail.count == 1

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from typing import Any
 
 import pytest
-from counting_server import CountingServer, Gate, batches, counting, counts, ns, succeeded
+from counting_server import CountingServer, Failing, batches, counting, counts, ns, succeeded
 from sequence_models import DIRECT
 
 import triglot
@@ -16,15 +15,16 @@ from served_models import Arrays, Function, twice, twice_on_loop
 from triglot.core.call import Call
 from triglot.core.errors import Code
 from triglot.core.operation import EVERYTHING
+from triglot.testing import GatedModel
 from waiting import until
 
 BATCHED: dict[str, Any] = {"max_batch_size": 8, "dynamic_batching": triglot.DynamicBatching()}
 
 
-async def batch_of(served: CountingServer, gate: Gate, *requests: list[int]) -> tuple[asyncio.Task[Code], ...]:
+async def batch_of(served: CountingServer, gate: Failing, *requests: list[int]) -> tuple[asyncio.Task[Code], ...]:
     """Requests that are executed together when the gate is opened; one more runs already."""
     first = served.ask("m", 1)
-    await gate.wait_until_entered()
+    await gate.until_at("infer")
     others = []
     for at, values in enumerate(requests):
         others.append(served.ask("m", *values))
@@ -33,10 +33,10 @@ async def batch_of(served: CountingServer, gate: Gate, *requests: list[int]) -> 
 
 
 async def test_each_member_of_a_batch_has_the_whole_of_its_time() -> None:
-    gate = Gate()
-    async with counting({"m": Function(gate, **BATCHED)}) as served:
+    gate = Failing("infer", **BATCHED)
+    async with counting({"m": gate}) as served:
         tasks = await batch_of(served, gate, [1], [2, 3], [4, 5, 6])
-        gate.opened.set()
+        gate.open_point("infer")
         assert await asyncio.gather(*tasks) == [Code.OK] * 4
         stats = await served.stats("m")
         assert (counts(stats), batches(stats)) == (succeeded(4, 7, 2), {1: 1, 6: 1})
@@ -49,10 +49,10 @@ async def test_each_member_of_a_batch_has_the_whole_of_its_time() -> None:
 
 
 async def test_a_batch_that_fails() -> None:
-    gate = Gate()
-    async with counting({"m": Function(gate, **BATCHED)}) as served:
+    gate = Failing("infer", **BATCHED)
+    async with counting({"m": gate}) as served:
         tasks = await batch_of(served, gate, [1], [-1, 2])
-        gate.opened.set()
+        gate.open_point("infer")
         assert await asyncio.gather(*tasks) == [Code.OK, Code.INTERNAL, Code.INTERNAL]
         stats = await served.stats("m")
         assert counts(stats) == succeeded(1, executions=2, fail=2)
@@ -62,14 +62,14 @@ async def test_a_batch_that_fails() -> None:
 
 @pytest.mark.parametrize("leaving", [1, 2])
 async def test_members_cancelled_before_their_batch(leaving: int) -> None:
-    gate = Gate()
-    async with counting({"m": Function(gate, **BATCHED)}) as served:
+    gate = Failing("infer", **BATCHED)
+    async with counting({"m": gate}) as served:
         tasks = await batch_of(served, gate, [1], [2, 3])
         for task in tasks[1 : 1 + leaving]:
             task.cancel()
         statistics = served.server.dataplane.servable(EVERYTHING, "m").statistics
         await until(lambda: statistics.fail.count == leaving)
-        gate.opened.set()
+        gate.open_point("infer")
         await asyncio.gather(*tasks, return_exceptions=True)
         stats = await served.stats("m")
         expected = {1: 1, 2: 1} if leaving == 1 else {1: 1}
@@ -81,16 +81,17 @@ async def test_members_cancelled_before_their_batch(leaving: int) -> None:
 
 @pytest.mark.parametrize("leaving", [1, 2])
 async def test_members_that_leave_while_the_batch_runs(leaving: int) -> None:
-    gate, full = Gate(), triglot.DynamicBatching(preferred_sizes=[3], max_queue_delay=SECONDS)
-    async with counting({"m": Function(gate, max_batch_size=3, dynamic_batching=full)}) as served:
+    full = triglot.DynamicBatching(preferred_sizes=[3], max_queue_delay=SECONDS)
+    gate = Failing("infer", max_batch_size=3, dynamic_batching=full)
+    async with counting({"m": gate}) as served:
         tasks = [served.ask("m", 1), served.ask("m", 2, 3)]
-        await gate.wait_until_entered()
+        await gate.until_at("infer")
         for task in tasks[:leaving]:
             task.cancel()
         statistics = served.server.dataplane.servable(EVERYTHING, "m").statistics
         await until(lambda: statistics.fail.count == leaving)
         assert statistics.execution_count == 0
-        gate.opened.set()
+        gate.open_point("infer")
         await asyncio.gather(*tasks, return_exceptions=True)
         stats = await served.executed("m", 1)
         good = succeeded(1, 2) if leaving == 1 else {}
@@ -127,7 +128,7 @@ async def test_a_request_that_is_executed_in_parts() -> None:
         assert (counts(stats), batches(stats)) == (succeeded(1, 5, 3), {1: 1, 2: 2})
 
 
-class Sums(triglot.Model):
+class Sums(GatedModel):
     """The sum of a sequence, in a batch of all sequences."""
 
     inputs = [triglot.TensorSpec("x", "INT32", [-1])]
@@ -135,25 +136,16 @@ class Sums(triglot.Model):
     max_batch_size = 4
     sequence_batching = triglot.SequenceBatching(max_idle=SECONDS, controls=DIRECT.controls)
 
-    def __init__(self) -> None:
-        self.gate = threading.Event()
-        self.entered = threading.Event()
-
-    def infer(self, inputs: Arrays) -> dict[str, Any]:
-        self.entered.set()
-        assert self.gate.wait(SECONDS)
-        return {"y": inputs["x"]}
-
 
 async def test_sequences() -> None:
-    model = Sums()
+    model = Sums("infer")
     async with counting({"m": model}) as served:
         begin, end = {"sequence_start": True}, {"sequence_end": True}
         first = served.ask("m", 1, sequence_id=1, **begin)
-        await asyncio.to_thread(model.entered.wait, SECONDS)
+        await model.until_at("infer")
         others = [served.ask("m", 2, sequence_id=number, **begin) for number in (2, 3)]
         await served.waiting(2)
-        model.gate.set()
+        model.open_point("infer")
         assert await asyncio.gather(first, *others) == [Code.OK] * 3
         # Slots without a request are rows of the execution, and no inferences.
         assert batches(await served.stats("m")) == {1: 1, 2: 1}

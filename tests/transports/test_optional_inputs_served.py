@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from triglot.model.scheduling import ControlInput, DynamicBatching, SequenceBatc
 from triglot.pb.grps import grps_pb2
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.pb.tfserving import predict_pb2, tensor_pb2
+from triglot.testing import GatedModel
 from waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -36,7 +36,7 @@ class Adding(Model):
         return {"y": inputs["x"] + inputs.get("bias", np.int32(100))}
 
 
-class Batching(Adding):
+class Batching(GatedModel, Adding):
     """Waits in `infer` until the test opens the gate; keeps what each batch was made of."""
 
     inputs = [TensorSpec("x", "INT32", [-1, 1]), TensorSpec("bias", "INT32", [-1, 1], optional=True)]
@@ -45,13 +45,13 @@ class Batching(Adding):
     dynamic_batching = DynamicBatching()
 
     def __init__(self) -> None:
-        self.gate = threading.Event()
+        super().__init__("infer")
         self.batches: list[tuple[list[str], int]] = []
 
     def infer(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         self.batches.append((sorted(inputs), len(inputs["x"])))
-        assert self.gate.wait(30)
-        return super().infer(inputs)
+        self.wait_at("infer")
+        return Adding.infer(self, inputs)
 
 
 class Listed(Batching):
@@ -59,7 +59,7 @@ class Listed(Batching):
 
     def infer_batch(self, inputs: Sequence[Mapping[str, Any]], _: Sequence[Call]) -> list[dict[str, Any]]:
         self.batches.append((sorted({name for tensor in inputs for name in tensor}), len(inputs)))
-        assert self.gate.wait(30)
+        self.wait_at("infer")
         return [Adding.infer(self, tensor) for tensor in inputs]
 
 
@@ -255,7 +255,7 @@ async def test_a_batch_is_of_requests_with_the_same_inputs(kind: type[Batching])
         (servable,) = [version.servable for version in server.server.manager.registry.versions()]
         assert servable is not None
         await until(lambda: servable.leases == 8)
-        model.gate.set()
+        model.open_point("infer")
         found = [numbers(reply) for reply in await asyncio.gather(*asked)]
     assert found == [[2 * n if n % 2 else n + 100] for n in range(8)]
     assert sum(rows for _, rows in model.batches) == 8
