@@ -1,4 +1,4 @@
-"""MLServer's models, as its users write them, through a server's ports."""
+"""MLServer's models, as its users write them, through a server's ports; with its package, and without."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ import grpc
 import numpy as np
 import pytest
 from triton_served import GrpcClient, reply, request, serving, text
-
-pytest.importorskip("mlserver", reason="the mlserver environment has it")
 
 MODEL = '''
 import asyncio

@@ -44,6 +44,13 @@ def mentions(source: bytes) -> bool:
     return any(package.encode() in source for package in CLASSES)
 
 
+def provide(source: bytes) -> None:
+    """Make packages importable that a file may need and that are not installed, where we have a stand-in."""
+    if b"mlserver" in source:
+        with suppress(parts.MissingPart):
+            parts.load_module("backend", "mlserver").provide()
+
+
 def model_of(module: ModuleType, file: Path, config: ModelConfig) -> Model | None:
     """Return the loaded model of the class that the module defines, or None without one.
 

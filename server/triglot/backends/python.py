@@ -52,6 +52,7 @@ def load(file: Path, config: ModelConfig) -> Model:
     if TRITON_CLASS.encode() in source:
         return _load_tritons(file, config)
     if mentions(source):
+        foreign_classes.provide(source)
         return _load_foreign(file, config)
     finder = ModuleFinder(unique_name("file", [file]), [str(file.parent)])
     return _load(file, config, _import(file, finder, finder.name), finder)
@@ -85,7 +86,7 @@ def _load_foreign(file: Path, config: ModelConfig) -> Model:
             model = None if _usable_classes(module) else foreign_classes.model_of(module, file, config)
     except ModuleNotFoundError as error:
         modules.close()
-        if error.name in foreign_classes.CLASSES:
+        if (error.name or "").partition(".")[0] in foreign_classes.CLASSES:
             raise missing_dependency(file, "the model", error) from error
         raise
     except BaseException:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from triglot.backends.mlserver import stock
+from triglot.backends.mlserver import stand_in, stock
 from triglot.backends.mlserver.settings import settings_of, values_of, warn_of_ignored
 from triglot.core.errors import ModelLoadError
 from triglot.model.config import ModelConfig
@@ -30,6 +30,11 @@ def load(file: Path, config: ModelConfig) -> Model:
     from triglot.backends.mlserver import classes  # noqa: PLC0415 - few models need it.
 
     return classes.load(file, config)
+
+
+def provide() -> None:
+    """Make `mlserver` importable: the package, or what stands in for it."""
+    stand_in.provide()
 
 
 def model_of(model_class: type[Any], file: Path, config: ModelConfig) -> Model:

@@ -6,7 +6,6 @@ types for codecs that the settings declare, and those of the inputs, the request
 
 from __future__ import annotations
 
-import importlib
 import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,12 +13,15 @@ from typing import Any
 
 from triglot.backends import missing_dependency
 from triglot.backends.foreign_classes import CodeLoop, ForeignModel, ForeignStream, Inputs, array_of, plain
+from triglot.backends.mlserver import stand_in
 from triglot.backends.mlserver.settings import SETTINGS, values_of, warn_of_ignored
+from triglot.backends.mlserver.stand_in.metrics import CURRENT
 from triglot.core.call import Call
 from triglot.core.errors import Internal, InvalidArgument, MissingDependency, ModelLoadError
 from triglot.core.tensor import datatype_of
 from triglot.core.types import Answer, TensorSpec
 from triglot.model.config import ModelConfig
+from triglot.model.metrics import ModelMetrics
 from triglot.model.model import Model
 from triglot.model.validation import repeated_output
 
@@ -31,10 +33,7 @@ def load(file: Path, config: ModelConfig) -> Model:
 
     Raise `MissingDependency` for a runtime that is not installed, and as `model_of` does.
     """
-    try:
-        mlserver = importlib.import_module("mlserver")
-    except ModuleNotFoundError as error:
-        raise missing_dependency(file, "the mlserver backend", error) from error
+    mlserver = stand_in.provide()
     settings = _settings(mlserver, file, config, "")
     try:
         model_class = settings.implementation
@@ -57,7 +56,7 @@ def model_of(model_class: type[Any], file: Path, config: ModelConfig) -> Model:
 
     Raise `ModelLoadError` for a `load` that does not return True, and for unsupported features.
     """
-    mlserver = importlib.import_module("mlserver")
+    mlserver = stand_in.provide()
     settings = _settings(
         mlserver, file.with_name(SETTINGS), config, f"{model_class.__module__}.{model_class.__qualname__}"
     )
@@ -113,6 +112,7 @@ class MLServerModel(ForeignModel):
         super().__init__(loop)
         self._served = served
         self._types = types
+        self.own_metrics = ModelMetrics()
         if served.inputs and served.outputs:
             self.any_tensors = False
             self.inputs, self.outputs = (
@@ -122,7 +122,14 @@ class MLServerModel(ForeignModel):
 
     async def answer(self, inputs: Inputs, call: Call) -> Answer:
         """See `ForeignModel`. Raise `Internal` for anything but a response."""
+        self._count()
         return self._answer(await self._served.predict(self._request(inputs, call)))
+
+    def _count(self) -> None:
+        """Count what the model's code logs as metrics of the model."""
+        assert self.own_metrics is not None
+        served = self._served
+        CURRENT.set((self.own_metrics, {"model_name": served.name, "model_version": served.version or ""}))
 
     def _request(self, inputs: Inputs, call: Call) -> Any:
         """Return the request. Raise `InvalidArgument` for parameters that MLServer's types reject."""
@@ -187,8 +194,10 @@ class MLServerStream(MLServerModel, ForeignStream):
 
     async def answers(self, inputs: Inputs, call: Call) -> AsyncIterator[Answer]:
         """See `ForeignStream`."""
+        self._count()
         async for response in self._served.predict_stream(_single(self._request(inputs, call))):
             yield self._answer(response)
+            self._count()  # Each step is a task of its own.
 
 
 async def _single(request: Any) -> AsyncIterator[Any]:

@@ -100,6 +100,8 @@ class Predict:
         """Decode a body. Raise `InvalidArgument`, `PayloadTooLarge`, and for an unknown or unavailable model."""
         name, version = http.path["model"], http.path.get("version", "")
         servable = self._dataplane.servable(http.permission, name, version)
+        if servable.signature.any_tensors and not servable.signature.inputs:
+            raise InvalidArgument(f"model '{name}' declares no inputs, so plain JSON has no datatypes; use /infer")
         request = InferenceRequest(name, version)
         body = bytes(http.body)
         if _kind(http.headers) == FORM:
