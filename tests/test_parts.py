@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import json
 import os
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import grpc
+import numpy as np
 import pytest
 
+import triglot
 from process import Triglot, run_triglot, write_model
 from triglot import parts
-from triglot.pb.kserve import inference_pb2 as pb
 from triglot.repository.manager.warm_up import WARM_UP_FILE
+from triglot.testing import KServeGrpc, KServeRest
 
 PACKAGE = Path(parts.__file__).parent
 MODEL = """
@@ -41,7 +39,7 @@ CORE = {
     "TRIGLOT_PROTOCOLS": "kserve",
     "TRIGLOT_MODEL_CONTROL_MODE": "explicit",
 }
-INPUT = {"name": "x", "datatype": "FP32", "shape": [1], "data": [2.5]}
+INPUT = {"x": np.array([2.5], np.float32)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +128,7 @@ REFUSING: dict[str, list[Asked]] = {
             {"TRIGLOT_HTTP_RESTRICTED_API": "inference:key=value"},
         ),
     ],
+    "testing": [],  # Nothing of a server asks for it.
     "workers": [Asked("workers: " + lacks("the workers part", "workers"), {"TRIGLOT_WORKERS": "2"})],
     "protocols/grps": [
         Asked("protocols: " + lacks("the grps protocol", "protocols.grps"), {"TRIGLOT_PROTOCOLS": "grps,kserve"})
@@ -191,49 +190,31 @@ def models(tmp_path: Path) -> Path:
     return tmp_path / "models"
 
 
-def post(url: str, body: object) -> object:
-    with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode()), timeout=60) as answer:
-        text = answer.read()
-    return json.loads(text) if text else None
-
-
 @pytest.mark.parametrize("part", sorted({*REFUSING, *ANSWERING}))
 def test_core_serves_without_the_part(part: str, models: Path, tmp_path: Path) -> None:
     environment = CORE | package_without(part, tmp_path)
     with Triglot(models, environment=environment) as server:
         grpc_port, rest_port = server.ports()
-        url = f"http://127.0.0.1:{rest_port}/v2"
-        post(f"{url}/repository/models/double/load", {})
-        answer = post(f"{url}/models/double/infer", {"inputs": [INPUT]})
-        assert isinstance(answer, dict)
-        assert answer["outputs"][0]["data"] == [5.0]
-        with grpc.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
-            service = "/inference.GRPCInferenceService"
-            infer = channel.unary_unary(
-                f"{service}/ModelInfer", pb.ModelInferRequest.SerializeToString, pb.ModelInferResponse.FromString
-            )
-            request = pb.ModelInferRequest(model_name="double")
-            tensor = request.inputs.add(name="x", datatype="FP32", shape=[1])
-            tensor.contents.fp32_contents.append(2.5)
-            assert infer(request, timeout=60).outputs[0].name == "y"
-        post(f"{url}/repository/models/double/unload", {})
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            post(f"{url}/models/double/infer", {"inputs": [INPUT]})
-        refused.value.close()
+        rest = KServeRest(f"http://127.0.0.1:{rest_port}")
+        rest.post("/v2/repository/models/double/load", {})
+        assert rest.infer("double", INPUT)["y"] == 5
+        with KServeGrpc(f"127.0.0.1:{grpc_port}") as client:
+            assert client.infer("double", INPUT)["y"] == 5
+        rest.post("/v2/repository/models/double/unload", {})
+        with pytest.raises(triglot.ServingError, match="double"):
+            rest.infer("double", INPUT)
         if part in ANSWERING:
             path, text = ANSWERING[part]
-            with pytest.raises(urllib.error.HTTPError) as missing:
-                urllib.request.urlopen(f"http://127.0.0.1:{rest_port}{path}", timeout=60)
-            assert (missing.value.code, json.loads(missing.value.read())) == (501, {"error": text})
+            with pytest.raises(triglot.Unimplemented) as missing:
+                rest.get(path)
+            assert str(missing.value) == text
         server.stop()
 
 
 def test_processes_serve_without_ray(models: Path, tmp_path: Path) -> None:
     model_file("model.py", f'{MODEL}    execution = "process"\n')(models)
     with Triglot(models, environment=CORE | package_without("executors/ray", tmp_path) | LOADED) as server:
-        answer = post(f"http://127.0.0.1:{server.ports()[1]}/v2/models/asked/infer", {"inputs": [INPUT]})
-        assert isinstance(answer, dict)
-        assert answer["outputs"][0]["data"] == [5.0]
+        assert KServeRest(f"http://127.0.0.1:{server.ports()[1]}").infer("asked", INPUT)["y"] == 5
         server.stop()
 
 
@@ -308,12 +289,9 @@ def test_command_of_a_missing_part(part: str, command: str, module: str, tmp_pat
 
 def test_client_gets_an_error_for_a_missing_access_log(models: Path, tmp_path: Path) -> None:
     with Triglot(models, environment=CORE | package_without("telemetry/access_log", tmp_path)) as server:
-        url = f"http://127.0.0.1:{server.ports()[1]}/v2/logging"
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            post(url, {"log_verbose_level": 1, "log_info": False})
-        text = lacks("log_verbose_level: the access log observer", "telemetry.access_log")
-        assert (refused.value.code, json.loads(refused.value.read())) == (501, {"error": text})
-        settings = post(url, {"log_verbose_level": 0})
-        assert isinstance(settings, dict)
-        assert settings["log_info"] is True
+        rest = KServeRest(f"http://127.0.0.1:{server.ports()[1]}")
+        with pytest.raises(triglot.Unimplemented) as refused:
+            rest.post("/v2/logging", {"log_verbose_level": 1, "log_info": False})
+        assert str(refused.value) == lacks("log_verbose_level: the access log observer", "telemetry.access_log")
+        assert rest.post("/v2/logging", {"log_verbose_level": 0})["log_info"] is True
         server.stop()

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
-import urllib.request
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 
 import triglot
 from process import LISTENING, start_python, write_model
-from triglot.pb.kserve import inference_pb2 as pb
+from triglot.testing import KServeGrpc, KServeRest
 from triglot.testing.process import Lines
 
 SCRIPT = """
@@ -52,9 +49,7 @@ class TwoTimes(triglot.Model):
 
 
 def infer(url: str, model: str, values: list[int]) -> Any:
-    request = {"inputs": [{"name": "x", "datatype": "INT32", "shape": [len(values)], "data": values}]}
-    with urllib.request.urlopen(f"{url}/v2/models/{model}/infer", json.dumps(request).encode()) as answer:
-        return json.load(answer)["outputs"][0]["data"]
+    return KServeRest(url).infer(model, {"x": np.array(values, np.int32)})["y"].tolist()
 
 
 def test_a_server_for_a_block(tmp_path: Path) -> None:
@@ -64,9 +59,8 @@ def test_a_server_for_a_block(tmp_path: Path) -> None:
         assert infer(server.url, "two_times", [1, 2]) == [2, 4]
         assert infer(server.url, "named", [3]) == [6]
         assert infer(server.url, "by_path", [7]) == [7]
-        with grpc.insecure_channel(server.grpc_address) as channel:
-            ready = channel.unary_unary("/inference.GRPCInferenceService/ModelReady")
-            assert ready(pb.ModelReadyRequest(name="two_times").SerializeToString()) == b"\x08\x01"
+        with KServeGrpc(server.grpc_address) as client:
+            assert client.infer("two_times", {"x": np.array([3], np.int32)})["y"] == 6
         assert (model.loads, model.closes) == (1, 0)
     assert model.closes == 1
     with pytest.raises(RuntimeError, match="inside of its `with` block"):
@@ -124,10 +118,8 @@ def test_a_script_serves_until_a_signal(tmp_path: Path) -> None:
     stdout, stderr = Lines(process.stdout), Lines(process.stderr)
     try:
         _, rest_port = stderr.wait_for(LISTENING).groups()
-        body = {"instances": [1.0, 2.0]}
-        url = f"http://127.0.0.1:{rest_port}/v1/models/double:predict"
-        with urllib.request.urlopen(url, json.dumps(body).encode()) as answer:
-            assert json.load(answer) == {"predictions": [2.0, 4.0]}
+        rest = KServeRest(f"http://127.0.0.1:{rest_port}")
+        assert rest.post("/v1/models/double:predict", {"instances": [1.0, 2.0]}) == {"predictions": [2.0, 4.0]}
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0, stderr.text()
     finally:
