@@ -3,7 +3,8 @@
 A block with a title is a file, and a `diff` with one changes it. One `triglot` command that serves is the page's
 server from there on. Other shell blocks run in bash, and Python without a title with the server up. A text block
 after one of these is what it prints. Configuration is parsed. `<!-- not run: REASON -->` before a block leaves it
-out. Files of the project's own folders are those of a copy, which then runs in place of the project.
+out. A page of an example has its folder's files. Files of the project's own folders are those of a copy, which
+then runs in place of the project.
 """
 
 from __future__ import annotations
@@ -36,7 +37,11 @@ from triglot.cli.serve import start
 from triglot.pb.kserve import model_config_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+EXAMPLES = ROOT / "examples"
+PAGES = [
+    *sorted(ROOT.glob("*.md")),
+    *(page for folder in (ROOT / "docs", EXAMPLES) for page in sorted(folder.rglob("*.md"))),
+]
 RUN_SECONDS = 120
 INSTALLS = "installs packages"
 """Why blocks are not run that would change the environment of the tests."""
@@ -124,9 +129,9 @@ class Reader:
         elif block.language in ("sh", "bash"):
             self._run_shell(block.text)
         elif block.language == "python":
-            tree = ast.parse(block.text)
+            ast.parse(block.text)
             if not block.title:
-                self._run_python(block.text, tree)
+                self._run_python(block.text)
         elif not (block.title and block.language in ("diff", "proto")):
             check_syntax(block.language, block.text)
 
@@ -151,6 +156,8 @@ class Reader:
         command = command[len(variables) :]
         if command[:1] == ["triglot"] and command[1:2] and command[1] in SERVES:
             self._serve(command[1], command[2:], variables)
+        elif command[:1] == ["python"] and command[1:] and (script := self._folder / command[1]).is_file():
+            self._run_python(script.read_text())
         else:
             self._printed = _printed(
                 subprocess.Popen(
@@ -187,10 +194,11 @@ class Reader:
             return "torch"
         return "ml" if kinds & {".joblib", ".pkl", ".bst", ".ubj"} else "dev"
 
-    def _run_python(self, text: str, tree: ast.Module) -> None:
+    def _run_python(self, text: str) -> None:
+        """Run it in the environment that has what it imports."""
         imported = {
             name.partition(".")[0]
-            for node in ast.walk(tree)
+            for node in ast.walk(ast.parse(text))
             for name in (
                 [alias.name for alias in node.names]
                 if isinstance(node, ast.Import)

@@ -1,4 +1,4 @@
-"""The notebook in examples/ runs from top to bottom, in a kernel of Jupyter's."""
+"""The notebook in examples/notebook runs from top to bottom, in a kernel of Jupyter's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import environments
 from process import clean_environment
 
-NOTEBOOK = Path(__file__).resolve().parents[2] / "examples" / "notebook.ipynb"
+NOTEBOOK = Path(__file__).resolve().parents[2] / "examples" / "notebook" / "notebook.ipynb"
 RUN = """
 import json, sys
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
-from doc_pages import PAGES, ROOT, Reader, anchors_of, blocks_of, links_of
+from doc_pages import EXAMPLES, PAGES, ROOT, Reader, anchors_of, blocks_of, links_of
 
-OWN_PATH = re.compile(r"`((?:bench|codegen|deploy|docs|protos|server|tests)/[\w./-]+)`")
+OWN_PATH = re.compile(r"`((?:bench|codegen|deploy|docs|examples|protos|server|tests)/[\w./-]+)`")
 MADE_BY_MAKE = re.compile(r"`make ([a-z-]+)")
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
@@ -17,6 +18,8 @@ NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 @pytest.mark.newest
 @pytest.mark.parametrize("name", NAMES)
 def test_every_block(name: str, tmp_path: Path) -> None:
+    if EXAMPLES in (ROOT / name).parent.parents:
+        shutil.copytree((ROOT / name).parent, tmp_path, dirs_exist_ok=True)
     reader = Reader(tmp_path)
     try:
         for block in blocks_of((ROOT / name).read_text()):
