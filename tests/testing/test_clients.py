@@ -143,6 +143,22 @@ class Seen(triglot.Model):
                 assert y.tolist() == [b"[('a', 1), ('b', 'c'), ('d', True), ('e', 0.5)]", b"t1"]
 
 
+@pytest.mark.parametrize("datatype", ["BOOL", "UINT8", "INT64", "FP32", "FP64", "BYTES"])
+def test_answers_with_typed_elements_and_json(server: triglot.inline.RunningServer, datatype: str) -> None:
+    a = elements(datatype)
+    asked: list[tuple[type[testing.KServeGrpc | testing.KServeRest], dict[str, bool]]] = [
+        (testing.KServeGrpc, {"typed_contents": True}),
+        (testing.KServeRest, {"binary_data_output": False}),
+    ]
+    for make, parameters in asked:
+        with make(server) as client:
+            outputs = client.infer(datatype.lower(), {"a": a, "b": a}, parameters=parameters)
+        assert outputs["b"].dtype == a.dtype
+        np.testing.assert_array_equal(outputs["b"], a)
+    with testing.KServeGrpc(server) as client, pytest.raises(TypeError, match="parameter 'p': expected bool, int"):
+        client.infer(datatype.lower(), {"a": a, "b": a}, parameters={"p": np.int32(1)})  # type: ignore[dict-item]
+
+
 def test_any_path(server: triglot.inline.RunningServer) -> None:
     with testing.KServeRest(server.url) as client:
         assert client.get("/v2/models/double")["name"] == "double"

@@ -193,6 +193,13 @@ def _array(data: bytes, datatype: str, shape: Sequence[int]) -> Array:
     return array_over(data, DATATYPES[datatype].dtype, shape)
 
 
+def _from_elements(elements: list[Any], datatype: str, shape: Sequence[int]) -> Array:
+    """Return the tensor with these elements; texts are sent as UTF-8."""
+    if datatype == "BYTES":
+        return object_array([item.encode() if isinstance(item, str) else item for item in elements], shape)
+    return np.array(elements, DATATYPES[datatype].dtype).reshape(shape)
+
+
 def _field_of(name: str, datatype: str, fields: Mapping[str, tuple[str, str]]) -> tuple[str, str]:
     """Return a protocol's name of a datatype, and the field of its elements."""
     if datatype not in fields:
@@ -251,15 +258,24 @@ def _kserve_request(
         request.inputs.add(name=name, datatype=datatype, shape=array.shape)
         request.raw_input_contents.append(bytes(raw_buffer(array)))
     for name, value in (parameters or {}).items():
+        if type(value) not in _PARAMETER_FIELDS:
+            raise TypeError(f"parameter {name!r}: expected bool, int, float or str, got {value!r}")
         setattr(request.parameters[name], _PARAMETER_FIELDS[type(value)], value)
     return request
 
 
 def _kserve_outputs(response: inference_pb2.ModelInferResponse) -> Outputs:
+    if not response.raw_output_contents:  # Some servers send typed elements.
+        return {output.name: _kserve_elements(output) for output in response.outputs}
     return {
         output.name: _array(data, output.datatype, output.shape)
         for output, data in zip(response.outputs, response.raw_output_contents, strict=True)
     }
+
+
+def _kserve_elements(output: inference_pb2.ModelInferResponse.InferOutputTensor) -> Array:
+    elements = [element for _, elements in output.contents.ListFields() for element in elements]
+    return _from_elements(elements, output.datatype, output.shape)
 
 
 class KServeRest(RestClient):
@@ -290,9 +306,12 @@ class KServeRest(RestClient):
         at = int(headers.get(length, len(reply)))
         outputs = {}
         for output in json.loads(reply[:at])["outputs"]:
+            name, datatype, shape = output["name"], output["datatype"], output["shape"]
+            if "data" in output:  # Some servers send JSON all the same.
+                outputs[name] = _from_elements(output["data"], datatype, shape)
+                continue
             end = at + output["parameters"]["binary_data_size"]
-            outputs[output["name"]] = _array(reply[at:end], output["datatype"], output["shape"])
-            at = end
+            outputs[name], at = _array(reply[at:end], datatype, shape), end
         return outputs
 
 
@@ -346,11 +365,9 @@ def _tensorflow_array(tensor: tensor_pb2.TensorProto) -> Array:
     if tensor.tensor_content:
         return array_over(tensor.tensor_content, dtype, shape)
     values = list(getattr(tensor, _TENSORFLOW_FIELDS[datatype][1]))
-    if datatype == "BYTES":
-        return object_array(values, shape)
     if datatype in ("FP16", "BF16"):  # The bits of each element.
         return np.array(values, np.uint16).view(dtype).reshape(shape)
-    return np.array(values, dtype).reshape(shape)
+    return _from_elements(values, datatype, shape)
 
 
 class TensorFlowRest(RestClient):
@@ -463,10 +480,7 @@ def _grps_outputs(message: grps_pb2.GrpsMessage) -> Outputs:
 
 def _grps_array(tensor: grps_pb2.GenericTensor) -> Array:
     datatype = _GRPS_DATATYPES[grps_pb2.DataType.Name(tensor.dtype)]
-    values = list(getattr(tensor, _GRPS_FIELDS[datatype][1]))
-    if datatype == "BYTES":
-        return object_array([text.encode() for text in values], tensor.shape)
-    return np.array(values, DATATYPES[datatype].dtype).reshape(tensor.shape)
+    return _from_elements(list(getattr(tensor, _GRPS_FIELDS[datatype][1])), datatype, tensor.shape)
 
 
 CLIENTS: Final[Mapping[str, Callable[[ServedAt], Client]]] = {
