@@ -16,27 +16,14 @@ from bench.servers import ROOT, signals_held_back, sigterm_raises_exit
 
 HERE = Path(__file__).parent
 PAGE = "load"
-# Some run with shorter rounds than by default.
 BENCHES: tuple[tuple[str, Sequence[str]], ...] = (
-    ("micro", ()),
     ("lifecycle", ()),
-    ("leaks", ()),
-    ("connection_memory", ()),
-    ("failed_bodies", ()),
-    ("batching", ("--in-flight", "1", "64", "256", "--seconds", "0.6")),
-    ("overload", ()),
-    ("process", ("--rounds", "5", "--seconds", "0.5")),
-    ("shared_memory", ("--in-flight", "1", "--seconds", "0.7")),
-    ("aio_tuning", ()),
-    ("storms", ()),
-    ("hostile_json", ()),
-    ("access", ()),
-    ("spans", ()),
-    ("ray", ()),
     ("storage", ()),
+    ("ray", ()),
+    ("mlserver", ()),
     ("builds", ()),
 )
-USUAL = ("micro", "lifecycle", "leaks", PAGE)
+USUAL = ("lifecycle", PAGE)
 ALL = "all"
 
 

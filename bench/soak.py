@@ -27,9 +27,8 @@ from statistics import median
 import numpy as np
 
 from bench import report, servers
-from bench.access import Issuer
 from bench.servers import ROOT, Server
-from bench.soak_calls import IDENTITY, KINDS, TOKENS, Calls, Kind, access_tables, write_models
+from bench.soak_calls import IDENTITY, KINDS, TOKENS, Calls, Issuer, Kind, access_tables, write_models
 from bench.tally import BenchError
 
 TRANSPORTS = ("h2", "aio")

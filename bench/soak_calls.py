@@ -5,6 +5,7 @@ import hashlib
 import json
 import socket
 import struct
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
@@ -15,10 +16,11 @@ from typing import Any
 import aiohttp
 import grpc
 import grpc.aio
+import jwt
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric import rsa
 
 from bench import h2frames, payloads
-from bench.access import Issuer
 from bench.h2client import headers_of
 from bench.headers import Metadata
 from bench.payloads import GRPC_PATH, STREAM_PATH, Exchange, Floats
@@ -57,6 +59,26 @@ INVALID, NOT_FOUND = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
 
 class NotRefused(Exception):
     """A bad call ended otherwise than expected."""
+
+
+class Issuer:
+    """Signs JWTs, and writes the JWKS file with its public key."""
+
+    def __init__(self, folder: Path) -> None:
+        self._key = rsa.generate_private_key(65537, 2048)
+        algorithm = jwt.algorithms.RSAAlgorithm(jwt.algorithms.RSAAlgorithm.SHA256)
+        key = algorithm.to_jwk(self._key.public_key(), as_dict=True) | {
+            "kid": "bench",
+            "use": "sig",
+            "alg": "RS256",
+        }
+        self.file = folder / "jwks.json"
+        self.file.write_text(json.dumps({"keys": [key]}))
+
+    def token(self, subject: str = "client") -> str:
+        """Return a JWT that is valid for an hour."""
+        claims = {"iss": "bench", "aud": "triglot", "sub": subject, "exp": int(time.time()) + 3600}
+        return jwt.encode(claims, self._key, "RS256", headers={"kid": "bench"})
 
 
 def access_tables(issuer: Issuer) -> str:

@@ -84,7 +84,7 @@ def test_who_is_ended_while_it_starts_something(
 @pytest.mark.usefixtures("_interruptible")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_who_has_ended_has_ended_what_it_began(number: signal.Signals) -> None:
-    command = [sys.executable, "-m", "bench", "overload"]
+    command = [sys.executable, "-m", "bench", "lifecycle"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         everything = psutil.Process(process.pid)
         try:

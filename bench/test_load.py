@@ -12,10 +12,8 @@ import pytest
 from bench import __main__ as every
 from bench import (
     aims,
-    aio_tuning,
     bare,
     chart,
-    leaks,
     lifecycle,
     load,
     native,
@@ -30,15 +28,13 @@ from bench.builds import Build, groups
 from bench.comparing import Settings, compare, lines_of, measure
 from bench.lifecycle import Started
 from bench.measure import Round
-from bench.payloads import grpc_exchange, tensor
-from bench.rounds import Measured, Plan
+from bench.rounds import Measured
 from bench.scenarios import (
     AIO,
     BARE,
     CPP,
     H2,
     H2_THREAD,
-    KEEP_MEMORY,
     OVER_TRITON,
     SCENARIOS,
     TWO_WORKERS,
@@ -265,46 +261,17 @@ def test_aims() -> None:
     assert ["the same, one in flight", "p50 at most 0.65 of bare grpc.aio's", "not measured", ""] in table
 
 
-def growth(shape: leaks.Shape, slope: int, meant: float = 1.0) -> str:
-    resident = [2**26 + slope * 10 * number for number in range(leaks.SLICES)]
-    return leaks.line(leaks.Growth(shape, 10, resident, round(meant * 10 * leaks.SLICES)))
-
-
 def test_what_other_benches_say(tmp_path: Path) -> None:
     assert not other_results.rows(tmp_path)
     assert not list(other_results.quoted_lines(tmp_path))
-    ok, error, *_ = leaks.SHAPES
-    expected = [
-        f"less than {leaks.LIMIT:.0f} bytes a call wanted, more than {leaks.SEEN:.0f} of what keeps {leaks.KEPT}"
-    ]
-    expected += ["", "h2", growth(ok, -12), growth(error, 1500), growth(leaks.CONTROL, 4100)]
-    expected += ["", "aio", growth(ok, 0), growth(error, 1023, 0.95), growth(leaks.CONTROL, 3000)]
-    expected += ["", "few", growth(ok, 0), growth(error, 5, 0.5), growth(leaks.CONTROL, 4100, 0.5)]
-    (tmp_path / "leaks.txt").write_text("\n".join(expected))
     starts = [Started("h2", [0.85, 0.95], [2**20 * 91]), Started("aio", [1.2], [2**20 * 90])]
     (tmp_path / "lifecycle.txt").write_text("\n".join(map(lifecycle.start_line, starts)))
-    (tmp_path / "batching.txt").write_text("a table\nbatched / unbatched: 12.2, goal 8\n")
+    (tmp_path / "storage.txt").write_text("a table\nbatched / unbatched: 12.2, goal 8\n")
     assert other_results.rows(tmp_path) == [
         ["start to ready, over h2", "at most 1 s", "0.90 s", "yes"],
         ["resident at rest, over h2", "at most 65 MiB", "91 MiB", "no"],
         ["start to ready, over aio", "at most 1 s", "1.20 s", "no"],
         ["resident at rest, over aio", "at most 90 MiB", "90 MiB", "yes"],
-        [
-            "memory that a call leaves over h2, worst of 2 shapes: error",
-            "less than 1024 bytes",
-            "1500 bytes",
-            "no",
-        ],
-        ["the same where 4096 bytes are kept on purpose", "more than 3072 bytes", "4100 bytes", "yes"],
-        [
-            "memory that a call leaves over aio, worst of 2 shapes: error",
-            "less than 1024 bytes",
-            "1023 bytes",
-            "yes",
-        ],
-        ["the same where 4096 bytes are kept on purpose", "more than 3072 bytes", "3000 bytes", "no"],
-        ["memory that a call leaves over few, worst of 2 shapes: error", "less than 1024 bytes", "5 bytes", "no"],
-        ["the same where 4096 bytes are kept on purpose", "more than 3072 bytes", "4100 bytes", "no"],
     ]
     scenario = BY_NAME["infer-c8"]
     measured = [known("h2, thread, identical calls", 100, 120), known("h2, thread", 700, 840)]
@@ -315,7 +282,7 @@ def test_what_other_benches_say(tmp_path: Path) -> None:
     assert aim in text
     assert "| resident at rest, over h2 | at most 65 MiB | 91 MiB | no |" in text
     assert "(speed.svg)" in text
-    assert "- [batching.txt](batching.txt): batched / unbatched: 12.2, goal 8" in text
+    assert "- [storage.txt](storage.txt): batched / unbatched: 12.2, goal 8" in text
     assert "| h2, thread | 770 | 7.00 | (7.00-7.00) | 2 | 4 | 1,310 | 0.14 | 64 | 50% |" in text
 
 
@@ -362,7 +329,7 @@ def test_a_bench_is_kept(tmp_path: Path) -> None:
     assert (tmp_path / "load.txt").read_text() == "ended with 1\n"
 
 
-# --- bare servers, and their tuning ---
+# --- bare servers ---
 
 
 def test_channel_arguments() -> None:
@@ -371,38 +338,6 @@ def test_channel_arguments() -> None:
     assert bare.argument("grpc.optimization_target=throughput") == ("grpc.optimization_target", "throughput")
     with pytest.raises(argparse.ArgumentTypeError, match="NAME=VALUE"):
         bare.argument("grpc.http2.max_frame_size")
-
-
-def test_settings_are_added_to_their_base() -> None:
-    for base in aio_tuning.BASES.values():
-        every_setting = aio_tuning.settings(base)
-        assert every_setting[0] == base
-        assert len({setting.name for setting in every_setting}) == len(every_setting)
-        assert all(
-            set(base.environment) <= set(setting.environment) and base.uvloop <= setting.uvloop
-            for setting in every_setting
-        )
-    assert {setting.name for setting in aio_tuning.settings(aio_tuning.STOCK)} > {"uvloop", "memory kept"}
-
-
-def test_a_setting_reaches_the_server(tmp_path: Path) -> None:
-    exchange = grpc_exchange("bare", tensor(1, 16))
-    flags = aio_tuning.Setting("x", ["grpc.http2.max_frame_size=65536"], uvloop=True).flags()
-    with servers.bare("grpc", exchange, None, flags, KEEP_MEMORY) as (server, _, _):
-        words = Path(f"/proc/{server.process.pid}/cmdline").read_text().split("\0")
-        given = Path(f"/proc/{server.process.pid}/environ").read_text().split("\0")
-        loaded = Path(f"/proc/{server.process.pid}/maps").read_text()
-    assert "grpc.http2.max_frame_size=65536" in words
-    assert "uvloop" in loaded
-    assert set(given) >= {f"{name}={value}" for name, value in KEEP_MEMORY.items()}
-
-
-def test_tuning() -> None:
-    compared = [*aio_tuning.settings(aio_tuning.STOCK)[:1], *aio_tuning.settings(aio_tuning.STOCK)[2:3]]
-    measured = aio_tuning.measure(aio_tuning.LOADS[0], compared, Plan(rounds=1, seconds=0.05), None, starts=2)
-    assert [measurement.setting for measurement in measured] == ["stock", "uvloop"]
-    assert all(len(measurement.rounds) == 2 and measurement.rounds[0].rate > 0 for measurement in measured)
-    assert aio_tuning.lines(measured).splitlines()[0].count("x stock") == 2
 
 
 def test_versions_are_printed() -> None:

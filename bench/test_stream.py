@@ -6,10 +6,9 @@ from collections.abc import AsyncIterator, Callable
 import grpc
 import pytest
 
-from bench import shared_memory, streamclient
-from bench.measure import Round
+from bench import streamclient
 from bench.payloads import framed
-from bench.rounds import Measured, Plan
+from bench.rounds import Plan
 from bench.tally import BenchError, Outcome, Request, close, drive
 from bench.test_clients import Context, serving
 
@@ -79,33 +78,3 @@ async def test_answers_of_another_size_are_an_error() -> None:
             BenchError, match=r"an answer of 10 bytes in place of 105|10 bytes left over|stream reset"
         ):
             await run(port, 1, b"x" * 100)
-
-
-def test_shared_memory() -> None:
-    (in_flight, measured), *none = shared_memory.measure(PLAN, [2], None, elements=1000).items()
-    assert (in_flight, none) == (2, [])
-    clients = ["raw gRPC", "shared memory", "raw gRPC, by grpcio's client", "shared memory, by grpcio's client"]
-    assert [measurement.setting for measurement in measured] == ["bare grpc.aio", *clients]
-    assert all(measurement.rounds[0].rate > 0 for measurement in measured)
-
-
-def test_lines_of_known_rounds() -> None:
-    def measured(name: str, rate: float) -> Measured[str]:
-        return Measured(name, [Round(rate, 0.01, 0.02, 1e-4, 0.95)] * 3)
-
-    table, *verdicts = shared_memory.lines(
-        [
-            measured("bare grpc.aio", 10.0),
-            measured("raw gRPC", 25.0),
-            measured("shared memory", 125.0),
-            measured("raw gRPC, by grpcio's client", 5.0),
-            measured("shared memory, by grpcio's client", 100.0),
-        ]
-    )
-    assert verdicts == [
-        "shared memory / bare grpc.aio: 12.50, goal 10",
-        "shared memory / raw gRPC: 5.00, goal 10",
-        "shared memory, by grpcio's client / raw gRPC, by grpcio's client: 20.00, goal 10",
-    ]
-    figures = ["125", "12.50", "(12.50-12.50)", "10", "20", "100", "1.00", "95%", "!"]
-    assert table.splitlines()[3].split() == ["shared", "memory", *figures]

@@ -1,7 +1,4 @@
-"""What a call leaves behind, however it ends: nothing that Python knows of, over either gRPC transport.
-
-`bench.leaks` says the same of the resident memory, of native code, too, and of many more calls.
-"""
+"""What a call leaves behind, however it ends: nothing that Python knows of, over either gRPC transport."""
 
 from __future__ import annotations
 

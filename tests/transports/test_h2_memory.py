@@ -70,7 +70,7 @@ def test_what_is_announced_of_header_lists() -> None:
 
 
 def test_a_thousand_connections_hold_less_than_a_mib_each() -> None:
-    idle_bytes = 80 * 1024  # As measured by bench.connection_memory.
+    idle_bytes = 80 * 1024  # As measured.
     assert DEFAULTS.max_open_in_all / 1000 + DEFAULTS.fair_open + CALL_BYTES + idle_bytes < 2**20
 
 
