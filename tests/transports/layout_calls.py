@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -24,6 +23,7 @@ from triglot.core.operation import EVERYTHING
 from triglot.pb.grps import grps_pb2
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.pb.tfserving import predict_pb2, tensor_pb2
+from triglot.testing import GatedModel
 
 COLUMNS = 4
 Arrays = Mapping[str, Any]
@@ -222,22 +222,18 @@ async def alike(
         assert found == expected
 
 
-class Held(triglot.Model):
-    """Says that it has begun, and waits for the test."""
+class Held(GatedModel):
+    """Keeps its calls."""
 
     inputs, outputs = Mixed.inputs, Mixed.outputs
 
     def __init__(self) -> None:
-        self.begun = asyncio.Event()
-        self.gate = threading.Event()
-        self.loop = asyncio.get_running_loop()
+        super().__init__()
         self.calls: list[Call] = []
-        self.gate.set()
 
     def infer(self, inputs: Arrays, call: Call) -> Any:
         self.calls.append(call)
-        self.loop.call_soon_threadsafe(self.begun.set)
-        assert self.gate.wait(SECONDS)
+        self.wait_at("infer")
         return plain(None, inputs["x"], inputs["x"][:, 0])
 
 
@@ -249,10 +245,10 @@ async def holding(transport: str, protocol: str, **options: Any) -> AsyncIterato
         try:
             for _ in range(3):
                 assert (await client.ask(protocol, "held", array(0))).code == "OK"
-            model.begun.clear()
-            model.gate.clear()
+            model.forget_arrivals("infer")
+            model.close_point("infer")
             call = client.call(protocol, "held", array(0))
-            await model.begun.wait()
+            await model.until_at("infer")
             yield client, model, call
         finally:
-            model.gate.set()
+            model.open_point("infer")

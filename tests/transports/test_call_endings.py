@@ -44,7 +44,7 @@ async def test_a_client_leaves(transport: str, protocol: str) -> None:
         call.cancel()
         await until(lambda: running.cancelled)
         await client.served.is_idle()
-        model.gate.set()
+        model.open_point("infer")
         assert (await client.ask(protocol, "held", array(0))).code == "OK"
         assert len(model.calls) == 5
         statistics = client.served.server.dataplane.servable(EVERYTHING, "held").statistics
@@ -64,11 +64,11 @@ async def test_a_deadline_passes(transport: str, wait: str) -> None:
         if wait == "running":
             call.cancel()
             await client.served.is_idle()
-            model.gate.set()
+            model.open_point("infer")
             await until(
                 lambda: client.served.server.dataplane.servable(EVERYTHING, "held").statistics.execution_count == 4
             )
-            model.gate.clear()
+            model.close_point("infer")
         for later in ever_later(0.5):
             late = client.call("kserve", "held", array(0), timeout=later)
             end = asyncio.ensure_future(seen(late, with_details=False))
@@ -78,7 +78,7 @@ async def test_a_deadline_passes(transport: str, wait: str) -> None:
             await until(lambda: client.served.leases()["held"] == (wait == "waiting"))
             if begun_in_time:
                 break
-        model.gate.set()
+        model.open_point("infer")
         assert (await client.ask("kserve", "held", array(0))).code == "OK"
         assert len(model.calls) == (6 if wait == "running" else 5)
 
@@ -116,14 +116,14 @@ async def test_what_is_too_much_is_refused() -> None:
     async def calls(client: Client) -> list[Any]:
         model: Any = client.served.server.dataplane.servable(EVERYTHING, "held").model
         found = [await client.ask(protocol, "held", array(0)) for protocol in PROTOCOLS for _ in range(2)]
-        model.begun.clear()
-        model.gate.clear()
+        model.forget_arrivals("infer")
+        model.close_point("infer")
         running = client.call("kserve", "held", array(0))
-        await model.begun.wait()
+        await model.until_at("infer")
         waiting = client.call("kserve", "held", array(0))
         await until(lambda: client.served.server.dataplane.queue_depth() == 1)
         found += [await client.ask(protocol, "held", array(0)) for protocol in PROTOCOLS for _ in range(2)]
-        model.gate.set()
+        model.open_point("infer")
         return [*found, await seen(running), await seen(waiting)]
 
     await alike(lambda: {"held": Held()}, calls, max_queue_size=1)
@@ -148,16 +148,16 @@ async def test_a_stream_that_is_left_lets_go_of_its_requests(transport: str) -> 
             for _ in range(3):
                 await call.write(kserve("held", array(0)))
                 await call.read()
-            model.begun.clear()
-            model.gate.clear()
+            model.forget_arrivals("infer")
+            model.close_point("infer")
             for _ in range(3):
                 await call.write(kserve("held", array(0)))
-            await model.begun.wait()
+            await model.until_at("infer")
             await until(lambda: client.served.server.dataplane.queue_depth() == 2)
             call.cancel()
             await client.served.is_idle()
             assert model.calls[-1].cancelled
             assert client.served.server.dataplane.queue_depth() == 0
         finally:
-            model.gate.set()
+            model.open_point("infer")
         assert (await client.ask("kserve", "held", array(0))).code == "OK"

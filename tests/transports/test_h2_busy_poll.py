@@ -10,7 +10,6 @@ from layout_calls import Held, array, kserve, served
 
 from served_models import SECONDS
 from triglot.transports.http2.protocol import BusyPoll
-from waiting import until
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 
@@ -111,14 +110,14 @@ async def test_calls(yields: Yields, seconds: float) -> None:
         for _ in range(3):
             await infer(kserve("held", array(0)), timeout=SECONDS)
         assert (await yields.in_turns() > 0) == (seconds > 0)
-        model.begun.clear()
-        model.gate.clear()
+        model.forget_arrivals("infer")
+        model.close_point("infer")
         try:
             call = infer(kserve("held", array(0)), timeout=SECONDS)
-            await until(model.begun.is_set)
+            await model.until_at("infer")
             await yields.in_turns(1)
             assert await yields.in_turns() == 0, "a call runs"
         finally:
-            model.gate.set()
+            model.open_point("infer")
         await call
         assert (await yields.in_turns() > 0) == (seconds > 0)
