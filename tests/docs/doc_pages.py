@@ -320,8 +320,12 @@ def check_syntax(language: str, text: str) -> None:
         check_options(arguments.split())
     elif language == "yaml":
         for document in yaml.safe_load_all(text):
-            for container in document["spec"]["containers"]:
-                check_options(container["args"])
+            if "services" in document:  # Of Compose, whose image starts with `triglot serve`.
+                for service in document["services"].values():
+                    check_options(["serve", *service["command"]])
+            else:
+                for container in document["spec"]["containers"]:
+                    check_options(container["args"])
     else:
         raise AssertionError(f"a block of {language!r}: expected sh, python, text, toml, json, pbtxt, ini or yaml")
 
