@@ -72,7 +72,7 @@ release:  ## Build the sdist, the pure wheel and the compiled ones into dist/, a
 	codegen/compiled_wheels.sh dist $(PYTHONS) && \
 	"$$python" -m twine check --strict dist/* && \
 	"$$python" -m check_wheel_contents dist/*.whl && \
-	test "$$(stat -c %s dist/*-none-any.whl)" -le 1300000
+	test "$$(stat -c %s dist/*-none-any.whl)" -le 1400000
 
 clean:  ## Remove the virtual environments and caches.
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage*
