@@ -70,11 +70,14 @@ PYTHON_CLASSES: Final = ("kserve_model", "triton_python")
 BACKENDS: Final = tuple(name for name in PARTS["backend"] if name not in PYTHON_CLASSES)
 """Backends that a model's file or configuration names."""
 SKLEARN: Final = "joblib scikit-learn"
+SIGNING: Final = "model-signing pyOpenSSL"
 MLFLOW: Final = "mlflow-skinny pandas skops"
 DISTRIBUTIONS: Final = {
+    "OpenSSL": SIGNING,
     "jwt": "'PyJWT[crypto]'",
     "joblib": SKLEARN,
     "mlflow": MLFLOW,
+    "model_signing": SIGNING,
     "pynvml": "nvidia-ml-py",
     "skops": MLFLOW,
     "sklearn": SKLEARN,

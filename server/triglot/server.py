@@ -37,11 +37,12 @@ from triglot.protocols.sample_calls import LARGEST_BINARY, made_samples
 from triglot.repository.config.bounds import Bounds
 from triglot.repository.config.settings import ModelSettings, folders_of, record_folders_of
 from triglot.repository.manager.instances import start_instances
-from triglot.repository.manager.loader import Adapt, DefaultBatching, Load
+from triglot.repository.manager.loader import Adapt, DefaultBatching, Load, Verify
 from triglot.repository.manager.manager import Manager
 from triglot.repository.manager.summary import VersionSummary, table
 from triglot.repository.manager.warm_up import WARM_UP_FILE, warm_up
 from triglot.repository.scan.source import ModelFiles, Root
+from triglot.repository.signatures import OFF, WARN, Signatures, Signers
 from triglot.repository.storage.storage import Storage
 from triglot.scheduling.loaded_version import Admission, Limits
 from triglot.scheduling.response_cache import ResponseCache
@@ -134,6 +135,7 @@ class Server:
             max_unread_bytes=self.config.max_unread_bytes,
             op_libraries=self.config.op_libraries,
             debug=self.config.debug,
+            verify=_verify(self.config),
             load_ended=self._load_ended,
             labels_before_load=self.config.labels_before_load,
             wait=self.config.wait_for_models,
@@ -508,6 +510,15 @@ def _bounds(config: Config) -> Bounds:
     instances = config.max_requested_instances or max(MIN_REQUESTED_INSTANCES, 2 * cpu_count())
     others = {field.name: getattr(config, f"max_requested_{field.name}") for field in fields(Bounds)}
     return Bounds(**others | {"instances": instances})
+
+
+def _verify(config: Config) -> Verify | None:
+    """Return what checks the models' signatures, if the options ask for it."""
+    if config.model_signatures == OFF:
+        return None
+    identity, _, issuer = config.model_signing_identity.partition(",")
+    signers = Signers(config.signing_keys, config.signing_authorities, identity.strip(), issuer.strip())
+    return Signatures(signers, warn=config.model_signatures == WARN).verify
 
 
 def _recording(config: Config) -> Recording | None:

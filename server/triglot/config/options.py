@@ -277,6 +277,24 @@ class Config:
         "let clients load models from files in their requests (file: parameters), which may contain any code; "
         "needs a loopback host, one worker and --model-control-mode explicit",
     )
+    model_signatures: str = option(
+        MODELS,
+        "off",
+        "whether models need a signature (OpenSSF Model Signing): a wrong or missing one is an error or a warning",
+        choices=("off", "warn", "require"),
+    )
+    model_signing_keys: str = option(
+        MODELS, "", "PEM files with public keys whose signatures count", value="FILE,..."
+    )
+    model_signing_ca: str = option(
+        MODELS, "", "PEM files with the authorities of certificates whose signatures count", value="FILE,..."
+    )
+    model_signing_identity: str = option(
+        MODELS,
+        "",
+        "identity whose Sigstore signatures count, and its issuer's address",
+        value="IDENTITY,ISSUER",
+    )
     allow_symlinks: bool = option(MODELS, False, "follow symbolic links that lead out of a repository")
     allowed_model_roots: str = option(
         MODELS,
@@ -614,6 +632,7 @@ class Config:
         self._check_ports()
         self._check_tls()
         self._check_browsers()
+        self._check_signers()
         if self.allow_model_upload and not self.on_loopback:
             raise ConfigError(
                 f"allow_model_upload: expected a host on loopback, as clients may run any code, got {self.host}"
@@ -762,6 +781,36 @@ class Config:
     def rest_timeout_source(self) -> str:
         """What errors call `rest_timeout`."""
         return f"the server's rest_timeout of {self.rest_timeout:g} seconds"
+
+    def _check_signers(self) -> None:
+        if self.model_signatures == "off":
+            return
+        for name, files in (
+            ("model_signing_keys", self.signing_keys),
+            ("model_signing_ca", self.signing_authorities),
+        ):
+            for file in files:
+                if not file.is_file():
+                    raise ConfigError(f"{name}: {file}: no such file")
+        if self.model_signing_identity and len(self.model_signing_identity.split(",")) != 2:
+            raise ConfigError(
+                f"model_signing_identity: expected IDENTITY,ISSUER, got {self.model_signing_identity!r}"
+            )
+        if not (self.model_signing_keys or self.model_signing_ca or self.model_signing_identity):
+            raise ConfigError(
+                f"model_signatures {self.model_signatures}: expected model_signing_keys, model_signing_ca or "
+                "model_signing_identity, which say whose signatures count; got none"
+            )
+
+    @property
+    def signing_keys(self) -> list[Path]:
+        """The files in `model_signing_keys`."""
+        return [Path(part) for part in _items(self.model_signing_keys)]
+
+    @property
+    def signing_authorities(self) -> list[Path]:
+        """The files in `model_signing_ca`."""
+        return [Path(part) for part in _items(self.model_signing_ca)]
 
     @property
     def op_libraries(self) -> list[Path]:

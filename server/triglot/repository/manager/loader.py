@@ -35,6 +35,8 @@ Load = Callable[[str, Path, ModelConfig], Model]
 """Return the loaded model for (backend, file, configuration); blocks."""
 Adapt = Callable[[Model, ModelFiles], object]
 """Completes a loaded model before `configure`; blocks. Raise `ModelLoadError`."""
+Verify = Callable[[ModelFiles], object]
+"""Checks a version before anything of it is loaded; blocks. Raise `ModelLoadError`."""
 Complete = Callable[[Servable], Awaitable[None]]
 """Waits for the dependencies of a version; raises `ModelLoadError`."""
 Warm = Callable[[Servable, ModelFiles], Awaitable[None]]
@@ -89,8 +91,10 @@ class Loader:
         op_libraries: Sequence[Path] = (),
         *,
         debug: bool = False,
+        verify: Verify | None = None,
     ) -> None:
         self._debug = debug
+        self._verify = verify
         self._max_unread_bytes = max_unread_bytes
         self._ray_address = ray_address
         self._op_libraries = op_libraries
@@ -154,6 +158,8 @@ class Loader:
 
     def _load_model(self, files: ModelFiles, loading: Loading) -> Model:
         try:
+            if self._verify is not None:
+                self._verify(files)
             if files.make is not None:
                 return _make(files, files.make)
             model = self._load_backend(files, loading)

@@ -36,7 +36,7 @@ from triglot.repository.config.completed import Loaded
 from triglot.repository.config.model_config import parse_override
 from triglot.repository.config.settings import ModelSettings, check_names, folders_of, record_folders_of
 from triglot.repository.config.version_names import VersionNames
-from triglot.repository.manager.loader import Adapt, Load, LoadEnded, Warm
+from triglot.repository.manager.loader import Adapt, Load, LoadEnded, Verify, Warm
 from triglot.repository.manager.plan import State
 from triglot.repository.manager.reconciler import DRAIN_SECONDS, Reconciler
 from triglot.repository.manager.registry import Registry
@@ -149,6 +149,7 @@ class Manager:
         max_unread_bytes: int = MAX_UNREAD_BYTES,
         op_libraries: Sequence[Path] = (),
         debug: bool = False,
+        verify: Verify | None = None,
         load_ended: LoadEnded = lambda *_: None,
         drain_seconds: float = DRAIN_SECONDS,
         adapt: Adapt | None = None,
@@ -168,6 +169,7 @@ class Manager:
             max_unread_bytes=max_unread_bytes,
             op_libraries=op_libraries,
             debug=debug,
+            verify=verify,
             load_ended=load_ended,
             drain_seconds=drain_seconds,
             adapt=adapt,

@@ -33,6 +33,7 @@ from triglot.repository.manager.loader import (
     Load,
     LoadEnded,
     Loader,
+    Verify,
     Warm,
     clear_frames,
     model_exception,
@@ -113,6 +114,7 @@ class Reconciler:
         max_unread_bytes: int = MAX_UNREAD_BYTES,
         op_libraries: Sequence[Path] = (),
         debug: bool = False,
+        verify: Verify | None = None,
         load_ended: LoadEnded = lambda *_: None,
         adapt: Adapt | None = None,
     ) -> None:
@@ -128,6 +130,7 @@ class Reconciler:
             max_unread_bytes,
             op_libraries,
             debug=debug,
+            verify=verify,
         )
         self._debug = debug
         self._skip_missing_dependencies = skip_missing_dependencies
