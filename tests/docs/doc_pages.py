@@ -156,8 +156,8 @@ class Reader:
         command = command[len(variables) :]
         if command[:1] == ["triglot"] and command[1:2] and command[1] in SERVES:
             self._serve(command[1], command[2:], variables)
-        elif command[:1] == ["python"] and command[1:] and (script := self._folder / command[1]).is_file():
-            self._run_python(script.read_text())
+        elif command[:1] == ["python"] and command[1:] and self._is_own_script(command[1]):
+            self._run_python((self._folder / command[1]).read_text())
         else:
             self._printed = _printed(
                 subprocess.Popen(
@@ -193,6 +193,10 @@ class Reader:
         if kinds & {".pt", ".pt2"}:
             return "torch"
         return "ml" if kinds & {".joblib", ".pkl", ".bst", ".ubj"} else "dev"
+
+    def _is_own_script(self, name: str) -> bool:
+        """Whether it is a page's script, not a program of the project."""
+        return name.partition("/")[0] not in PROJECT and (self._folder / name).is_file()
 
     def _run_python(self, text: str) -> None:
         """Run it in the environment that has what it imports."""
