@@ -6,6 +6,9 @@ import asyncio
 import json
 import os
 import re
+import subprocess
+import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +194,34 @@ async def test_its_settings(tmp_path: Path, name: str) -> None:
             assert json.loads(answer["outputs"][1]["data"][0])["header"] == "me"
 
 
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One with this one's packages, and a module of its own."""
+    folder = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    (site,) = folder.glob("lib/python3.*/site-packages")
+    (site / "these.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+    (site / "only_there.py").touch()
+    return folder
+
+
+@pytest.mark.parametrize("key", ["environment_tarball", "environment_path"])
+@pytest.mark.parametrize("name", ["model.py", "runtime.py"])
+async def test_an_environment_of_its_own(
+    environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, name: str
+) -> None:
+    """As a folder, or packed beside the settings; it runs in a process."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    uri = str(environment) if key == "environment_path" else "env.tar.gz"
+    settings = {"implementation": "runtime.Mine", "parameters": {key: uri}}
+    path = write(tmp_path, f"import only_there\n{MODEL}", name, settings)
+    if key == "environment_tarball":
+        with tarfile.open(path / "3" / uri, "w:gz") as file:
+            file.add(environment, ".")
+    async with serving(path) as client:
+        assert (await request_seen(client))["name"] == "mine"
+
+
 async def test_errors_and_calls_at_the_same_time(tmp_path: Path) -> None:
     async with serving(write(tmp_path)) as client:
         assert await client.failure("mine", {"x": -X}) == (grpc.StatusCode.INVALID_ARGUMENT, "x is below zero")
@@ -217,9 +248,9 @@ async def test_a_stream(tmp_path: Path) -> None:
         (MODEL.replace("return True", "return False", 1), None, r"Mine.load\(\) returned False, expected True"),
         (MODEL.replace("async def predict", "async def guess"), None, "Mine has no async def predict"),
         (MODEL.replace("self.waiting,", "1 / 0; self.waiting,"), None, r"model\.py:\d+: ZeroDivisionError"),
-        (MODEL, {"parameters": {"environment_tarball": "e.tgz"}}, "parameters.environment_tarball: not supported"),
+        (MODEL, {"parameters": {"environment_tarball": "e.tgz"}}, r"/3/e\.tgz: not a usable Python environment"),
+        (MODEL, {"max_batch_size": "5"}, "model-settings.json: .*max_batch_size"),
         (MODEL, {"inputs": 5}, "model-settings.json: .*inputs"),
-        (MODEL, [], "model-settings.json: expected a JSON object, got list"),
     ],
 )
 async def test_what_cannot_be_served(

@@ -7,7 +7,9 @@ from __future__ import annotations
 import json
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +107,22 @@ class Kinds(MLModel):
         )
 """
 
+ROWS_OF_BATCH = """
+import numpy as np
+from mlserver import MLModel
+from mlserver.codecs import NumpyCodec
+from mlserver.types import InferenceResponse
+
+
+class Rows(MLModel):
+    async def predict(self, payload):
+        x = self.decode(payload.inputs[0], default_codec=NumpyCodec)
+        rows = NumpyCodec.encode_output("rows", np.full((len(x), 1), len(x)))
+        return InferenceResponse(model_name=self.name, outputs=[rows, NumpyCodec.encode_output("y", x * 2)])
+"""
+BATCHED = {"max_batch_size": 4, "max_batch_time": 600}
+"""So long that only a full batch ends the wait."""
+
 
 @dataclass
 class Served:
@@ -156,8 +174,9 @@ def write_models(folder: Path) -> dict[str, Any]:
         "words": {},
     }.items():
         joblib.dump(pickled[name], write(folder / "pickled" / "deep" / name, SKLEARN, "./m.joblib", **settings))
-    proba = {"parameters": {"extra": {"predict_fn": "predict_proba"}}, "max_batch_size": 5, "max_batch_time": 1}
+    proba = {"parameters": {"extra": {"predict_fn": "predict_proba"}}}
     joblib.dump(logistic, write(folder / "probabilities", SKLEARN, "model.pkl", **proba))
+    joblib.dump(logistic, write(folder / "batched", SKLEARN, "model.pkl", **BATCHED))
     boosters = {
         "classes": xgboost.XGBClassifier(n_estimators=4, n_jobs=1).fit(X, CLASSES),
         "values": xgboost.XGBRegressor(n_estimators=4, n_jobs=1).fit(X, VALUES),
@@ -174,11 +193,12 @@ def write_models(folder: Path) -> dict[str, Any]:
     for name, target in cats.items():
         boosters[name] = catboost.CatBoostClassifier(**QUIET).fit(X, target)
         boosters[name].save_model(str(write(folder / name, CATBOOST, "./model.cbm")))
-    for name, source, kind in (
-        ("hello", CUSTOM, "jsonmodels.JsonHelloWorldModel"),
-        ("kinds", ECHO, "kinds.Kinds"),
+    for name, source, kind, batching in (
+        ("hello", CUSTOM, "jsonmodels.JsonHelloWorldModel", {}),
+        ("kinds", ECHO, "kinds.Kinds", {}),
+        ("rows", ROWS_OF_BATCH, "rows.Rows", BATCHED),
     ):
-        write(folder / name, kind, ".")
+        write(folder / name, kind, ".", **batching)
         (folder / name / f"{kind.partition('.')[0]}.py").write_text(source)
     return {**pickled, **boosters, "iris-lgb": trained}
 
@@ -319,6 +339,30 @@ def test_every_codec_for_a_custom_class(served: Served) -> None:
     assert frame["names"].tolist() == ["A", "É"]
     assert frame["sizes"].tolist() == [2, 3]
     assert frame["years"].tolist() == [2024, 2025]
+
+
+@pytest.mark.parametrize("name", ["batched", "rows"])
+def test_adaptive_batching(served: Served, name: str) -> None:
+    """Requests up to the size share a batch; a larger one runs alone."""
+    requests = [NumpyRequestCodec.encode_request(X[at : at + 1]) for at in range(4)]
+    with ThreadPoolExecutor(4) as threads:
+        responses = list(threads.map(partial(served.infer, name), requests))
+    larger = served.infer(name, NumpyRequestCodec.encode_request(X[:6]))
+    found = [
+        [NumpyCodec.decode_output(output).tolist() for output in response.outputs]
+        for response in [*responses, larger]
+    ]
+    if name == "rows":
+        assert found == [[[[4]], [(X[at] * 2).tolist()]] for at in range(4)] + [[[[6]] * 6, (X[:6] * 2).tolist()]]
+    else:
+        labels = served.trained["mnist-svm"].predict(X[:6]).tolist()
+        assert found == [[[[label]]] for label in labels[:4]] + [[[[label] for label in labels]]]
+    status, answer = served.rest.get(f"/v2/models/{name}/stats")
+    assert status == 200
+    sizes = {
+        batch["batch_size"]: batch["compute_infer"]["count"] for batch in answer["model_stats"][0]["batch_stats"]
+    }
+    assert sizes == {4: 1, 6: 1}
 
 
 def test_models_in_the_repository(served: Served) -> None:

@@ -134,16 +134,26 @@ def test_variables_complete_settings_or_are_the_only_ones(tmp_path: Path) -> Non
         "MLSERVER_MODEL_IMPLEMENTATION": SKLEARN,
         "MLSERVER_MODEL_URI": str(tmp_path),
         "MLSERVER_MODEL_EXTRA": '{"predict_fn": "predict_proba"}',
+        "MLSERVER_MODEL_MAX_BATCH_SIZE": "8",
+        "MLSERVER_MODEL_MAX_BATCH_TIME": "0.5",
+        "MLSERVER_MODEL_ENVIRONMENT_TARBALL": "env.tar.gz",
     }
     (root,) = started(tmp_path, variables).paths
     assert isinstance(root, MLServerFolder)
     assert root.defaults == {
         "name": "named",
         "implementation": SKLEARN,
-        "parameters": {"uri": str(tmp_path), "extra": {"predict_fn": "predict_proba"}},
+        "max_batch_size": 8,
+        "max_batch_time": 0.5,
+        "parameters": {
+            "uri": str(tmp_path),
+            "extra": {"predict_fn": "predict_proba"},
+            "environment_tarball": "env.tar.gz",
+        },
     }
     ((only,),) = find_models([root]).models.values()
     assert (only.name, only.file, only.backend) == ("named", tmp_path, "mlserver")
+    assert only.config.environment == tmp_path / "env.tar.gz"
     write(tmp_path / "a", name="own")
     write(tmp_path / "b")
     assert served(find_models([root])) == {"own": {1: "a"}, "named": {1: "b"}}

@@ -69,6 +69,8 @@ def test_a_repository_folder(tmp_path: Path) -> None:
 def test_a_model_folder(tmp_path: Path, file: str, backend: str) -> None:
     folder = tmp_path / "mine"
     put(folder / file)
+    if file.endswith(".json"):
+        (folder / file).write_text("{}")
     assert found(folder) == {"mine": [(1, backend, folder / file)]}
     # A model file of the usual name is called as its folder.
     assert found(folder / file) == {"mine": [(1, backend, folder / file)]}

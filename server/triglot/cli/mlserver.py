@@ -112,15 +112,24 @@ SETTINGS: Mapping[str, Setting | Ignored | Refused] = {
     "model_repository_implementation_args": Refused("repositories are folders, or URLs of them", ({}, None)),
 }
 """By name, as in settings.json; the variables have these names in upper case, after `MLSERVER_`."""
-MODEL_SETTINGS = ("implementation", "name", "platform", "inputs", "outputs", "cache_enabled")
+MODEL_SETTINGS = (
+    "implementation",
+    "name",
+    "platform",
+    "inputs",
+    "outputs",
+    "cache_enabled",
+    "max_batch_size",
+    "max_batch_time",
+)
 MODEL_PARAMETERS = ("uri", "version", "format", "content_type", "extra", "environment_path", "environment_tarball")
 """Settings of models that `MLSERVER_MODEL_*` variables set, where a `model-settings.json` does not."""
+MODEL_JSON = ("inputs", "outputs", "extra", "cache_enabled", "max_batch_size", "max_batch_time")
+"""Those whose variables are JSON, not texts."""
 MODEL_IGNORED = (
     "versions",
     "parallel_workers",
     "warm_workers",
-    "max_batch_size",
-    "max_batch_time",
     "inference_pool_gid",
     "autogenerate_inference_pool_gid",
 )
@@ -237,7 +246,7 @@ def model_defaults(environment: Mapping[str, str], warnings: list[str]) -> dict[
             warnings.append(f"{variable}: {why}, ignored")
             continue
         value: Any = text
-        if name in ("inputs", "outputs", "extra", "cache_enabled"):
+        if name in MODEL_JSON:
             try:
                 value = json.loads(text.lower() if name == "cache_enabled" else text)
             except (ValueError, RecursionError) as error:

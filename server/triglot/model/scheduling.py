@@ -62,6 +62,8 @@ class DynamicBatching:
         max_waiting_batches: Limit on queued batches of max_batch_size; 0: only the model's limit on requests.
         max_batch_size: Limit on the rows of a batch and of a request, for a model without `max_batch_size` (tfs
             6.5).
+        limits_requests: Whether a request with more rows than that, or without a batch dim, is an error; otherwise
+            it is executed alone.
         signatures: Signatures whose requests are batched, others are executed one by one; empty: all.
 
     Raise `ValueError`, which names the field, for an invalid value.
@@ -79,6 +81,7 @@ class DynamicBatching:
     pad_variable_lengths: bool = False
     max_waiting_batches: int = 0
     max_batch_size: int = 0
+    limits_requests: bool = True
     signatures: Sequence[str] = ()
     latency_objective: InitVar[object] = None
 
@@ -94,7 +97,7 @@ class DynamicBatching:
         object.__setattr__(self, "signatures", checks.items("signatures", self.signatures, "names"))
         for name in ("max_execution_size", "max_waiting_batches", "max_batch_size"):
             checks.count(name, getattr(self, name))
-        for name in ("preserve_ordering", "pad_variable_lengths"):
+        for name in ("preserve_ordering", "pad_variable_lengths", "limits_requests"):
             checks.flag(name, getattr(self, name))
         delay: object = self.max_queue_delay
         if delay == "auto":

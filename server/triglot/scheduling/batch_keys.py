@@ -27,7 +27,7 @@ class BatchKeys:
         self._by_outputs = looks_at_call(model)
         self._by_parameters = model.takes_parameters or self._by_outputs
         # As in TensorFlow Serving, where the limit is not the model's own.
-        self._strict = not model.max_batch_size and batching.max_batch_size > 0
+        self._strict = not model.max_batch_size and batching.max_batch_size > 0 and batching.limits_requests
         signatures = [] if model.any_tensors else signatures_of(model).values()
         self._optional = any(spec.optional for signature in signatures for spec in signature.inputs)
         self.max_request = model.max_batch_size or batching.max_batch_size

@@ -13,13 +13,13 @@ from urllib.parse import urlsplit
 from triglot.core.errors import ModelLoadError
 from triglot.core.types import TensorSpec
 from triglot.model.config import ModelConfig
+from triglot.model.scheduling import DynamicBatching
 
 SETTINGS = "model-settings.json"
 DEFAULTS = "model_settings"
 """Parameter of the configuration with the defaults, as JSON."""
-NOT_SUPPORTED = ("environment_path", "environment_tarball")
-NO_EFFECT = ("max_batch_size", "max_batch_time", "parallel_workers", "warm_workers")
-"""Settings of MLServer's own batching and parallelism, which have no effect."""
+NO_EFFECT = ("parallel_workers", "warm_workers")
+"""Settings of MLServer's own parallelism, which have no effect."""
 
 log = logging.getLogger(__name__)
 
@@ -46,19 +46,13 @@ def values_of(file: Path, config: ModelConfig) -> dict[str, Any]:
     Raise `ValueError` and `TypeError` for anything but an object of settings.
     """
     values: Any = json.loads(file.read_bytes()) if file.name == SETTINGS and file.exists() else {}
-    if not isinstance(values, dict):
+    if not isinstance(values, dict):  # A scan refuses it, but a file may change after that.
         raise TypeError(f"expected a JSON object, got {type(values).__name__}")
     defaults = json.loads(config.parameters.get(DEFAULTS, "{}"))
     parameters = values.get("parameters") or {}
     if not isinstance(parameters, dict):
         raise TypeError(f"parameters: expected an object, got {type(parameters).__name__}")
-    parameters = {**defaults.get("parameters", {}), **parameters}
-    for name in NOT_SUPPORTED:
-        if parameters.get(name):
-            raise ValueError(
-                f"parameters.{name}: not supported; use a model.py and EXECUTION_ENV_PATH in its config.pbtxt"
-            )
-    return {**defaults, **values, "parameters": parameters}
+    return {**defaults, **values, "parameters": {**defaults.get("parameters", {}), **parameters}}
 
 
 def warn_of_ignored(file: Path, values: Mapping[str, Any]) -> None:
@@ -66,6 +60,20 @@ def warn_of_ignored(file: Path, values: Mapping[str, Any]) -> None:
     for name in NO_EFFECT:
         if values.get(name):
             log.warning("%s: %s: not supported, ignored", file, name)
+
+
+def batching_of(values: Mapping[str, Any]) -> DynamicBatching | None:
+    """Return MLServer's adaptive batching: none without a size above 1 and a time. Raise `ValueError`.
+
+    As there, the size is no limit on a request.
+    """
+    size, seconds = values.get("max_batch_size") or 0, values.get("max_batch_time") or 0.0
+    for name, value, kinds in (("max_batch_size", size, int), ("max_batch_time", seconds, int | float)):
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            raise TypeError(f"{name}: expected a number, got {value!r:.60}")
+    if size <= 1 or seconds <= 0:
+        return None
+    return DynamicBatching(max_queue_delay=seconds, max_batch_size=size, limits_requests=False)
 
 
 def settings_of(file: Path, values: Mapping[str, Any]) -> Settings:

@@ -29,7 +29,7 @@ from triglot.scheduling.servable import Servable
 
 log = logging.getLogger(__name__)
 
-OWN_ENVIRONMENTS = ("mlflow", "python")
+OWN_ENVIRONMENTS = ("mlflow", "mlserver", "python")
 """The backends whose models may have a Python environment of their own."""
 Load = Callable[[str, Path, ModelConfig], Model]
 """Return the loaded model for (backend, file, configuration); blocks."""

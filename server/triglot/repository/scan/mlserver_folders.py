@@ -6,7 +6,9 @@ What a settings file omits comes from the `defaults`, which MLServer's variables
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,24 +30,50 @@ def settings_files(folder: Path) -> list[Path]:
 
 def name_and_version(file: Path, defaults: Mapping[str, Any]) -> tuple[str, str]:
     """Return the model's name, and the version, "" without one. Raise `ModelLoadError`."""
+    settings = _settings(file)
+    name = _text(file, "name", settings.get("name") or defaults.get("name") or file.parent.name)
+    return name, _parameter(file, settings, "version", defaults)
+
+
+def config_of(place: Path, defaults: Mapping[str, Any], own: ModelConfig = NO_CONFIG) -> ModelConfig:
+    """Return the configuration of the model in a folder, or of a settings file; `own` is that of a config.pbtxt.
+
+    It passes the defaults to the backend, and has the Python environment of the settings. Raise `ModelLoadError`.
+    """
+    if defaults:
+        own = replace(own, parameters={**own.parameters, DEFAULTS: json.dumps(defaults)})
+    file = place / SETTINGS if place.is_dir() else place
+    settings = _settings(file) if file.name == SETTINGS and file.is_file() else {}
+    # MLServer, too, looks for an archive beside the settings, and for a folder in the working directory.
+    folder = _parameter(file, settings, "environment_path", defaults)
+    archive = _parameter(file, settings, "environment_tarball", defaults)
+    if own.environment is not None or not (folder or archive):
+        return own
+    found = Path(os.path.expandvars(folder)).expanduser().absolute() if folder else file.parent / archive
+    return replace(own, environment=Path(os.path.normpath(found.absolute())))
+
+
+def _settings(file: Path) -> dict[str, Any]:
+    """Return the settings in a file, whose `parameters`, if any, are an object. Raise `ModelLoadError`."""
     try:
         settings = json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:
         raise ModelLoadError(f"{file}: expected JSON: {error}") from None
-    parameters = settings.get("parameters") or {} if isinstance(settings, dict) else None
-    if not isinstance(parameters, dict):
+    if not isinstance(settings, dict) or not isinstance(settings.get("parameters") or {}, dict):
         raise ModelLoadError(f"{file}: expected an object, with an object 'parameters' if any, got others")
-    name = settings.get("name") or defaults.get("name") or file.parent.name
-    version = parameters.get("version") or defaults.get("parameters", {}).get("version") or ""
-    for key, value in (("name", name), ("parameters.version", version)):
-        if not isinstance(value, str):
-            raise ModelLoadError(f"{file}: {key}: expected a string, got {value!r:.60}")
-    return name, version
+    return settings
 
 
-def config_of(defaults: Mapping[str, Any]) -> ModelConfig:
-    """Return the configuration that passes the defaults to the backend."""
-    return ModelConfig(parameters={DEFAULTS: json.dumps(defaults)}) if defaults else NO_CONFIG
+def _parameter(file: Path, settings: Mapping[str, Any], name: str, defaults: Mapping[str, Any]) -> str:
+    """Return a parameter, "" without one. Raise `ModelLoadError`."""
+    of_file, of_defaults = (values.get("parameters") or {} for values in (settings, defaults))
+    return _text(file, f"parameters.{name}", of_file.get(name) or of_defaults.get(name) or "")
+
+
+def _text(file: Path, key: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise ModelLoadError(f"{file}: {key}: expected a string, got {value!r:.60}")
+    return value
 
 
 def numbers_of(versions: Iterable[str]) -> dict[str, int]:

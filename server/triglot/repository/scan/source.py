@@ -274,9 +274,16 @@ class _Search:
                 self._add_settings(name, versions, defaults)
 
     def _add_settings(self, name: str, versions: Mapping[str, Path], defaults: Mapping[str, Any]) -> None:
-        config, numbers = mlserver.config_of(defaults), mlserver.numbers_of(versions)
+        numbers = mlserver.numbers_of(versions)
         files = [
-            ModelFiles(name, numbers[version], mlserver.BACKEND, file, folder=file.parent, config=config)
+            ModelFiles(
+                name,
+                numbers[version],
+                mlserver.BACKEND,
+                file,
+                folder=file.parent,
+                config=mlserver.config_of(file, defaults),
+            )
             for version, file in versions.items()
         ]
         self._add(files[0].file.parent, name, sorted(files, key=lambda version: version.version))
@@ -290,7 +297,7 @@ class _Search:
         if not place.exists():
             raise NotYet(f"{place}: no such file or folder")
         version = defaults.get("parameters", {}).get("version") or ""
-        config, number = mlserver.config_of(defaults), mlserver.numbers_of([version])[version]
+        config, number = mlserver.config_of(place, defaults), mlserver.numbers_of([version])[version]
         folder = place if place.is_dir() else place.parent
         name = defaults.get("name") or folder.absolute().name
         self._add(folder, name, [ModelFiles(name, number, mlserver.BACKEND, place, folder=folder, config=config)])
@@ -513,6 +520,8 @@ class _Search:
                     f"known backends: "
                     f"{listed(dict.fromkeys(BACKEND_OF_FILE.values()))}"
                 )
+            if (folder / mlserver.SETTINGS).is_file():  # Those of a model.py, too.
+                config = mlserver.config_of(folder, {}, config)
             return ModelFiles(name, version, backend, file, folder=folder, config=config)
         return None
 
