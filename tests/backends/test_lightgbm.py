@@ -115,6 +115,22 @@ def test_raw_scores_of_a_random_forest_are_averages(tmp_path: Path) -> None:
         np.testing.assert_allclose(parts.sum(axis=1), values, rtol=1e-12)
 
 
+RECORDED = json.loads(Path(__file__).with_name("lightgbm_3_3_5.json").read_text())
+"""Files that LightGBM 3.3.5 saved, and what it predicts for the rows; it needs older libraries than these tests."""
+
+
+@pytest.mark.parametrize("name", RECORDED["models"])
+def test_a_file_of_an_older_release(tmp_path: Path, name: str) -> None:
+    recorded = RECORDED["models"][name]
+    (tmp_path / "model.txt").write_text(recorded["file"])
+    model = backends.load("lightgbm", tmp_path / "model.txt")
+    rows = np.array(RECORDED["rows"], float)
+    inputs: dict[str, Any] = {"x": rows}
+    if name == "categories":
+        inputs = {"a": rows[:, 0], "b": rows[:, 1], "city": np.array(RECORDED["cities"], object)}
+    np.testing.assert_array_equal(send(model, inputs), recorded["predictions"])
+
+
 # --- columns ---
 
 
