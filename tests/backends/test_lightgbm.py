@@ -116,7 +116,7 @@ def test_raw_scores_of_a_random_forest_are_averages(tmp_path: Path) -> None:
 
 
 RECORDED = json.loads(Path(__file__).with_name("lightgbm_3_3_5.json").read_text())
-"""Files that LightGBM 3.3.5 saved, and what it predicts for the rows; it needs older libraries than these tests."""
+"""Files that LightGBM 3.3.5 saved, and what it predicts for the rows; it needs older libraries than those here."""
 
 
 @pytest.mark.parametrize("name", RECORDED["models"])
