@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import AsyncIterator
 
+import numpy as np
+import pytest
 import pytest_asyncio
-from browser import IN_ONE_BROWSER, expect, visiting
+from browser import IN_ONE_BROWSER, OVERFLOW, expect, visiting
 
 import triglot
 from triglot import TensorSpec
 
 pytestmark = IN_ONE_BROWSER
 
-MODELS, MADE_AT_FIRST, FIRST_PAINT_MS, TABS = 500, 50, 1000, 12
+MODELS, MADE_AT_FIRST, FIRST_PAINT_MS, TABS, FORM_PIXELS = 500, 50, 1000, 12, 1400
 FIRST_ROW = """new MutationObserver((_, observer) => {
     if (!document.querySelector("#models tbody tr")) return;
     observer.disconnect();
     requestAnimationFrame(() => requestAnimationFrame(() => { window.paintedAt = performance.now() }));
 }).observe(document, { childList: true, subtree: true })"""
+TRANSFER = """([type, where, field, text]) => {
+    const data = new DataTransfer();
+    data.items.add(new File([text], "file.bin"));
+    const Event = type === "drop" ? DragEvent : ClipboardEvent;
+    document.querySelector(where).dispatchEvent(
+        new Event(type, { bubbles: true, cancelable: true, [field]: data }));
+}"""
+"""JavaScript: drops or pastes a file."""
 FOCUSED = "document.activeElement.id || document.activeElement.textContent"
 
 
@@ -131,3 +142,83 @@ async def test_rows_are_made_as_they_come_into_view(url: str) -> None:
         await page.keyboard.press("Enter")
         await expect(page).to_have_url(re.compile("#model=model_498&version=1$"))
         assert await page.evaluate(FOCUSED) == "model-name"
+
+
+class Wide(Half):
+    """A model of a table with thirty columns."""
+
+    inputs = [
+        TensorSpec(f"column_{number}", "BYTES" if number % 5 == 0 else "FP64", [-1, 1]) for number in range(30)
+    ]
+    outputs = [TensorSpec("sum", "FP64", [-1, 1])]
+
+    def infer(self, inputs: triglot.Tensors) -> triglot.Tensors:
+        """Return the sum of the numbers."""
+        return {"sum": sum(array for array in inputs.values() if array.dtype == np.float64)}
+
+
+class Files(Half):
+    """A model of inputs that are files, by their name or by what the example has."""
+
+    inputs = [TensorSpec(name, "BYTES", [-1]) for name in ("image", "blob", "prompt")]
+    outputs = [TensorSpec("sizes", "INT64", [3])]
+    example = {"image": [b"text"], "blob": [b"\x89PNG"], "prompt": [b"text"]}
+
+    def infer(self, inputs: triglot.Tensors) -> triglot.Tensors:
+        """Return the number of bytes of each input."""
+        return {"sizes": np.array([len(array[0]) for array in inputs.values()])}
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def forms() -> AsyncIterator[str]:
+    """The address of a server of models with such forms."""
+    async with triglot.running({"wide": Wide, "files": Files}, drain_delay=0, grace=0) as server:
+        yield f"{server.url}/"
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+async def test_thirty_inputs_are_a_line_each(forms: str, width: int) -> None:
+    async with visiting(viewport={"width": width, "height": 844}) as visitor:
+        await visitor.open(f"{forms}#model=wide")
+        page = visitor.page
+        await expect(page.locator("#inputs .line")).to_have_count(30)
+        if width == 1280:
+            assert await page.evaluate("document.getElementById('call').offsetHeight") <= FORM_PIXELS
+        assert await page.evaluate(OVERFLOW) == 0
+        await page.get_by_label("column_1: JSON").fill("7")
+        await page.keyboard.press("Control+Enter")
+        await expect(page.locator("#answer pre").first).to_have_text(f"[[{7 + 23 * 1.5:g}]]")
+
+
+async def test_many_inputs_are_one_json_object(forms: str) -> None:
+    async with visiting() as visitor:
+        await visitor.open(f"{forms}#model=wide")
+        page = visitor.page
+        await page.get_by_text("As one JSON object").click()
+        text = page.get_by_label("All inputs as one JSON object")
+        shown = json.loads(await text.input_value())
+        assert (len(shown), shown["column_0"], shown["column_1"]) == (30, "text", 1.5)
+        await text.fill('{"column_0": "a", "column_1": [[1], [2]], "other": 3}')
+        await expect(page.locator("#object-problem")).to_have_text('the model has no input "other"')
+        await text.fill(json.dumps(shown | {"column_1": 2.5, "column_5": "b"}))
+        await expect(page.get_by_label("column_5: text")).to_have_value("b")
+        await page.keyboard.press("Control+Enter")
+        await expect(page.locator("#answer pre").first).to_have_text(f"[[{2.5 + 23 * 1.5:g}]]")
+        assert visitor.complaints == []
+
+
+async def test_an_input_of_bytes_that_is_no_text_takes_a_file(forms: str) -> None:
+    async with visiting() as visitor:
+        await visitor.open(f"{forms}#model=files")
+        page = visitor.page
+        kinds = [page.get_by_label(f"Form of {name}", exact=True) for name in ("image", "blob", "prompt")]
+        assert [await kind.input_value() for kind in kinds] == ["files", "files", "text"]
+        await page.get_by_label("image: file").set_input_files([{"name": "a", "mimeType": "", "buffer": b"1"}])
+        # Others are dropped, and pasted where the focus is.
+        await page.evaluate(TRANSFER, ["drop", "[data-input=blob]", "dataTransfer", "22"])
+        await page.get_by_label("prompt: text").focus()
+        await page.evaluate(TRANSFER, ["paste", ":focus", "clipboardData", "333"])
+        await expect(kinds[2]).to_have_value("files")
+        await page.keyboard.press("Control+Enter")
+        await expect(page.locator("#answer pre").first).to_have_text("[1, 2, 3]")
+        assert visitor.complaints == []

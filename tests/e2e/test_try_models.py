@@ -166,7 +166,7 @@ async def test_of_a_long_stream_the_last_answers_stay(caller: Caller, tmp_path: 
 async def test_a_file_of_bytes(caller: Caller, protocol: str) -> None:
     await caller.choose("digest", protocol)
     await caller.page.get_by_label("Form of data").select_option("files")
-    await expect(caller.page.locator("fieldset .problem").first).to_have_text("choose a file")
+    await expect(caller.page.locator("#inputs .problem").first).to_have_text("choose a file")
     files = [{"name": "a.png", "mimeType": "image/png", "buffer": PICTURE}]
     if protocol != "grps":
         files.append({"name": "b.txt", "mimeType": "text/plain", "buffer": b"text"})
@@ -191,7 +191,7 @@ async def test_a_file_of_numbers_and_zeros(caller: Caller, protocol: str) -> Non
     assert answer["all"][1].count("0") == 200
     await expect(caller.outputs.last.locator("small")).to_have_text("the first 200 of 12,288 values")
     await caller.fill("image", [{"name": "x", "mimeType": "", "buffer": image.tobytes()[:-4]}], "files")
-    problem = caller.page.locator("fieldset .problem").first
+    problem = caller.page.locator("#inputs .problem").first
     await expect(problem).to_have_text("98,300 bytes do not fit FP32 [-1, 3, 64, 64]")
     await caller.fill("image", [{"name": "x", "mimeType": "", "buffer": image.tobytes()}])
     await expect(problem).to_be_hidden()
@@ -218,7 +218,7 @@ async def test_an_image_becomes_numbers(caller: Caller, tmp_path: Path) -> None:
     picture = {"name": "a.png", "mimeType": "image/png", "buffer": png(5, 3, (255, 102, 0))}
     await caller.choose("large")
     await caller.fill("image", [{**picture, "buffer": b"text"}], "image")
-    problem = caller.page.locator("fieldset .problem").first
+    problem = caller.page.locator("#inputs .problem").first
     await expect(problem).to_have_text("a.png is not an image that the browser can decode")
     await caller.fill("image", [picture])
     await expect(problem).to_be_hidden()
@@ -229,7 +229,7 @@ async def test_an_image_becomes_numbers(caller: Caller, tmp_path: Path) -> None:
     assert float(answer["sum"][1].strip("[]")) == pytest.approx(64 * 64 * 1.4)
     await caller.choose("colours")
     await caller.fill("image", [picture], "image")
-    await expect(caller.page.locator("fieldset .shape").first).to_have_text("shape [3, 5, 3]")
+    await expect(caller.page.locator("#inputs .shape").first).to_have_text("shape [3, 5, 3]")
     await caller.run()
     assert await caller.answer() == {"mean": ("FP32 [3]", "[255, 102, 0]")}
     # The calls for a terminal read what can be saved.
@@ -314,7 +314,7 @@ async def test_errors_are_shown_as_the_server_sent_them(caller: Caller) -> None:
     ):
         asked = len(caller.asked)
         await caller.fill("x", text)
-        await expect(caller.page.locator("fieldset .problem").first).to_contain_text(problem)
+        await expect(caller.page.locator("#inputs .problem").first).to_contain_text(problem)
         await caller.run()
         await expect(caller.status).to_contain_text(problem)
         assert not [url for url in caller.asked[asked:] if "infer" in url]

@@ -200,8 +200,8 @@ class Caller(BrowserPage):
     def control(self, name: str) -> Any:
         """What an input's value is typed into, or chosen with."""
         # CSS quotes texts as JSON does.
-        fieldset = f"#inputs fieldset[data-input={json.dumps(name, ensure_ascii=False)}]"
-        return self.page.locator(f"{fieldset} :is(textarea, input)")
+        field = f"#inputs [data-input={json.dumps(name, ensure_ascii=False)}]"
+        return self.page.locator(f"{field} :is(textarea, input)")
 
     async def fill(self, name: str, value: str | Sequence[Any], kind: str = "") -> None:
         """An input's value, or its files; `kind`: in which form."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from triglot.core.errors import ServingError
 from triglot.core.operation import Permission
@@ -46,6 +49,7 @@ def encode_details(document: Document) -> bytes:
 
 def _served(servable: Servable) -> Document:
     speaks_json = servable.model.speaks_json
+    files = _files_in(servable.model.example)
     return {
         "version": servable.version,
         "platform": servable.platform,
@@ -55,17 +59,37 @@ def _served(servable: Servable) -> Document:
         "speaks_json": speaks_json,
         "default_signature": servable.default_signature,
         "signatures": {
-            name: _signature(signature, speaks_json=speaks_json) for name, signature in servable.signatures.items()
+            name: _signature(signature, files, speaks_json=speaks_json)
+            for name, signature in servable.signatures.items()
         },
     }
 
 
-def _signature(signature: Signature, *, speaks_json: bool) -> Document:
+def _files_in(example: Any) -> set[str]:
+    """Return the names of inputs that are no text in a model's `example`."""
+    inputs = example if isinstance(example, Mapping) else next(iter(example), {})
+    return {name for name, value in inputs.items() if any(map(_is_binary, np.ravel(np.asarray(value, object))))}
+
+
+def _is_binary(element: Any) -> bool:
+    if not isinstance(element, bytes):
+        return False
+    try:
+        element.decode()
+    except UnicodeDecodeError:
+        return True
+    return False
+
+
+def _signature(signature: Signature, files: set[str], *, speaks_json: bool) -> Document:
     return {
         "method": signature.method,
         "inputs": [
             _tensor(spec)
-            | {"optional": spec.name in signature.may_lack, "sample": _sample(spec, speaks_json=speaks_json)}
+            | {
+                "optional": spec.name in signature.may_lack,
+                "sample": _sample(spec, speaks_json=speaks_json) | {"binary": spec.name in files},
+            }
             for spec in signature.inputs
         ],
         "outputs": [_tensor(spec) for spec in signature.outputs],

@@ -5,6 +5,8 @@
 
 // Pages may stand behind a proxy's prefix; the server's root is three levels above the monitor's paths.
 const serverRoot = new URL("../../../", monitor);
+// What inputs are called that take the bytes of a file, and how many inputs are many.
+const FILE_NAMES = /(^|[^a-z])(image|img|picture|photo|audio|video|file|document|pdf)s?([^a-z]?(bytes|data))?$/i, MANY = 4;
 const MOST_ANSWERS = 200, CLIPBOARD_SECONDS = 2, IMAGE_NUMBERS = "image.bin";
 
 function replaceOptions(select, options) {
@@ -21,9 +23,9 @@ const shapeText = shape => (shape === null || shape === undefined ? "any shape" 
 // ---- one input of the form
 
 class Field {
-  // `draft` keeps what was typed while the field is not shown.
-  constructor(spec, draft, changed) {
-    Object.assign(this, { spec, draft, changed });
+  // `draft` keeps what was typed while the field is not shown; `isOfMany`: a scalar is one line.
+  constructor(spec, draft, isOfMany, changed) {
+    Object.assign(this, { spec, draft, changed, isLine: isOfMany && Boolean(spec.datatype) && product(spec.sample.shape) === 1 });
     const isText = spec.datatype === "BYTES", isJson = !spec.datatype;
     const kinds = [
       ["json", "JSON"],
@@ -34,8 +36,8 @@ class Field {
     ];
     const { shape, data } = spec.sample, only = product(shape) === 1 ? [data].flat(Infinity)[0] : undefined;
     const plain = isText && typeof only === "string" && !/^[[{]/.test(only);
-    draft.kind ??= spec.optional ? "none" : plain ? "text" : data === null && !isText ? "zeros" : "json";
-    draft.json ??= data === null ? (isText ? '["text"]' : "[]") : jsonText(data);
+    draft.kind ??= spec.optional ? "none" : isText && (spec.sample.binary || FILE_NAMES.test(spec.name)) ? "files" : plain ? "text" : data === null && !isText ? "zeros" : "json";
+    draft.json ??= data === null ? (isText ? '["text"]' : "[]") : jsonText(this.isLine ? only : data);
     draft.text ??= typeof only === "string" ? only : "text";
     draft.zeros ??= jsonText(shape);
     draft.files ??= [];
@@ -43,17 +45,58 @@ class Field {
     this.kind.value = draft.kind;
     this.note = html("small", { class: "shape" });
     this.problem = html("p", { class: "problem" });
-    this.place = html("div");
+    this.place = html("div", { class: "place" });
     this.saved = html("a", { download: IMAGE_NUMBERS }, `Save ${IMAGE_NUMBERS}, which the calls below read`);
     const about = isJson ? "JSON" : `${spec.datatype} ${shapeText(spec.shape)}${spec.optional ? ", optional" : ""}`;
-    this.node = html("fieldset", {}, html("legend", {}, spec.name, " ", html("small", {}, about)),
-      html("div", { class: "row" }, ...(kinds.length > 1 ? [this.kind] : []), this.note), this.place, this.problem);
+    this.node = html("div", { class: this.isLine ? "input line" : "input", role: "group", "aria-label": spec.name },
+      html("div", { class: "about" }, html("b", {}, spec.name), " ", html("small", {}, about)),
+      ...(kinds.length > 1 ? [this.kind] : []), this.note, this.place, this.problem);
     this.node.dataset.input = spec.name;
-    this.kind.addEventListener("change", () => {
+    this.kind.addEventListener("change", async () => {
       draft.kind = this.kind.value;
+      if (draft.chosen && ["image", "files"].includes(draft.kind)) await this.take(draft.chosen);
       this.draw();
       changed();
     });
+    this.node.addEventListener("dragover", event => event.dataTransfer.types.includes("Files") && event.preventDefault());
+    this.node.addEventListener("drop", event => this.receive(event, event.dataTransfer.files));
+    this.draw();
+  }
+
+  // Takes files that were dropped or pasted; returns whether it has a form for them.
+  receive(event, files) {
+    const forms = [...this.kind.options].map(option => option.value), isImage = files[0]?.type.startsWith("image/");
+    const kind = ["image", "files"].find(kind => forms.includes(kind) && (kind === "files" || isImage));
+    if (!files.length || !kind) return false;
+    event.preventDefault();
+    this.draft.kind = this.kind.value = kind;
+    this.take(files).then(() => {
+      this.draw();
+      this.place.querySelector("input").focus();
+      this.changed();
+    });
+    return true;
+  }
+
+  // Takes chosen files. An image is decoded here, and of a file of numbers the shape is found.
+  async take(files) {
+    const { draft, spec } = this, [file] = files;
+    draft.chosen = files;
+    if (draft.kind === "image") {
+      const made = file && await imageTensor(file, spec).catch(error => error);
+      draft.image = made instanceof Unfit ? undefined : made;
+      draft.wrong = made instanceof Unfit ? made.message : "";
+    } else {
+      draft.bytes = spec.datatype === "BYTES" || !file ? undefined : await file.arrayBuffer();
+      draft.files = [...files];
+    }
+  }
+
+  // Takes a value from elsewhere.
+  set(value) {
+    const isText = this.spec.datatype === "BYTES" && typeof value === "string";
+    this.draft.kind = this.kind.value = isText ? "text" : "json";
+    this.draft[this.draft.kind] = isText ? value : jsonText(value);
     this.draw();
   }
 
@@ -71,32 +114,17 @@ class Field {
       control.value = this.draft[kind];
       return edit(control, "input", () => { this.draft[kind] = control.value });
     };
+    const chooser = (label, attributes) => {
+      const control = html("input", { type: "file", "aria-label": `${name}: ${label}`, title: "Choose, drop or paste", ...attributes });
+      if (this.draft.chosen) control.files = this.draft.chosen;
+      return edit(control, "change", () => this.take(control.files).then(() => this.offer()));
+    };
     const makers = {
-      json: () => typed("textarea", "JSON", { rows: String(Math.min(12, Math.ceil(this.draft.json.length / 60))) }),
-      text: () => typed("textarea", "text", { rows: "2" }),
+      json: () => this.isLine ? typed("input", "JSON", { type: "text" }) : typed("textarea", "JSON", { rows: String(Math.min(12, Math.ceil(this.draft.json.length / 60))) }),
+      text: () => (this.isLine ? typed("input", "text", { type: "text" }) : typed("textarea", "text", { rows: "2" })),
       zeros: () => typed("input", "shape of the zeros", { type: "text" }),
-      files: () => {
-        const several = this.spec.datatype === "BYTES";
-        const control = html("input", { type: "file", "aria-label": `${name}: file`, ...(several && { multiple: "" }) });
-        if (this.draft.chosen) control.files = this.draft.chosen;
-        return edit(control, "change", async () => {
-          const files = [...control.files];
-          // A file of numbers is read here, to find its shape.
-          this.draft.bytes = several || !files.length ? undefined : await files[0].arrayBuffer();
-          Object.assign(this.draft, { files, chosen: control.files });
-        });
-      },
-      image: () => {
-        const control = html("input", { type: "file", accept: "image/*", "aria-label": `${name}: image` });
-        if (this.draft.picture) control.files = this.draft.picture;
-        return edit(control, "change", async () => {
-          const [file] = this.draft.picture = control.files;
-          const made = file && await imageTensor(file, this.spec).catch(error => error);
-          this.draft.image = made instanceof Unfit ? undefined : made;
-          this.draft.wrong = made instanceof Unfit ? made.message : "";
-          this.offer();
-        });
-      },
+      files: () => chooser("file", this.spec.datatype === "BYTES" ? { multiple: "" } : {}),
+      image: () => chooser("image", { accept: "image/*" }),
       none: () => "",
     };
     this.place.replaceChildren(makers[kind](), this.saved);
@@ -134,7 +162,10 @@ class Field {
       const value = this.json(draft.json);
       if (spec.parameters && (typeof value !== "object" || value === null || Array.isArray(value))) throw new Unfit("expected a JSON object");
       if (!spec.datatype) return { value: spec.parameters ? value : new Verbatim(draft.json.trim()) };
-      return new Tensor(spec, { value, shape: shapeOf(value, spec.shape?.length ?? 0) });
+      // One element stands for the whole of a tensor that has one.
+      const isScalar = typeof value !== "object" && product(spec.sample.shape) === 1;
+      const nested = isScalar ? nest([value], spec.sample.shape) : value;
+      return new Tensor(spec, { value: nested, shape: shapeOf(nested, spec.shape?.length ?? 0) });
     }
     if (kind === "text") return new Tensor(spec, { text: draft.text, shape: spec.sample.shape });
     if (kind === "zeros") {
@@ -260,6 +291,13 @@ class ModelView {
       this.run();
     });
     byId("cancel").addEventListener("click", () => this.cancel());
+    byId("whole").addEventListener("toggle", () => byId("whole").open && this.showObject());
+    byId("object").addEventListener("input", () => this.setObject());
+    // Files that are pasted go to the input with the focus, or to the first one that takes them.
+    document.addEventListener("paste", event => {
+      const here = this.fields.filter(field => field.node.contains(document.activeElement));
+      [...here, ...this.fields].some(field => field.receive(event, event.clipboardData.files));
+    });
     byId("model-details").addEventListener("keydown", event => {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !byId("try").hidden) {
         event.preventDefault();
@@ -487,9 +525,32 @@ class ModelView {
     this.fields = [...specs, ...wants].map(spec => {
       const at = JSON.stringify([name, spec]);
       if (!this.drafts.has(at)) this.drafts.set(at, {});
-      return new Field(spec, this.drafts.get(at), () => this.showSnippets());
+      return new Field(spec, this.drafts.get(at), specs.length >= MANY, () => this.showSnippets());
     });
     byId("inputs").replaceChildren(...this.fields.map(field => field.node));
+    byId("whole").hidden = specs.length < MANY;
+    byId("whole").open = false;
+  }
+
+  // The inputs as one JSON object, which sets those that it names.
+  showObject() {
+    const named = this.fields.filter(field => field.spec.datatype && ["json", "text"].includes(field.draft.kind));
+    const value = ({ draft }) => (draft.kind === "text" ? draft.text : new Verbatim(draft.json));
+    byId("object").value = jsonText(Object.fromEntries(named.map(field => [field.spec.name, value(field)])));
+    show(byId("object-problem"), "");
+  }
+
+  setObject() {
+    try {
+      const object = readJson(byId("object").value), fields = new Map(this.fields.map(field => [field.spec.name, field]));
+      const unknown = Object.keys(object).find(name => !fields.get(name)?.spec.datatype);
+      if (unknown !== undefined) throw new Unfit(`the model has no input ${JSON.stringify(unknown)}`);
+      for (const [name, value] of Object.entries(object)) fields.get(name).set(value);
+      show(byId("object-problem"), "");
+    } catch (error) {
+      show(byId("object-problem"), error instanceof Unfit ? error.message : `invalid JSON: ${error.message}`);
+    }
+    this.showSnippets();
   }
 
   // Returns the call. Throws `Unfit`.
