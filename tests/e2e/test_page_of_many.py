@@ -169,10 +169,23 @@ class Files(Half):
         return {"sizes": np.array([len(array[0]) for array in inputs.values()])}
 
 
+class Animals(Half):
+    """A classifier of six classes."""
+
+    outputs = [TensorSpec("shares", "FP32", [-1, 6])]
+    labels = {"shares": [b"cat", b"dog", b"bird", b"fish", "café".encode(), b"<b>ant"]}
+
+    def infer(self, inputs: triglot.Tensors) -> triglot.Tensors:
+        """Return the same shares for each row."""
+        return {"shares": np.array([[0.125, 0.015625, 0.25, 0.0625, 0.5, 0.03125]] * len(inputs["x"]), np.float32)}
+
+
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def forms() -> AsyncIterator[str]:
     """The address of a server of models with such forms."""
-    async with triglot.running({"wide": Wide, "files": Files}, drain_delay=0, grace=0) as server:
+    async with triglot.running(
+        {"wide": Wide, "files": Files, "animals": Animals}, drain_delay=0, grace=0
+    ) as server:
         yield f"{server.url}/"
 
 
@@ -221,4 +234,29 @@ async def test_an_input_of_bytes_that_is_no_text_takes_a_file(forms: str) -> Non
         await expect(kinds[2]).to_have_value("files")
         await page.keyboard.press("Control+Enter")
         await expect(page.locator("#answer pre").first).to_have_text("[1, 2, 3]")
+        assert visitor.complaints == []
+
+
+async def test_of_a_classifier_the_top_five_labels_are_shown(forms: str) -> None:
+    async with visiting() as visitor:
+        await visitor.open(f"{forms}#model=animals")
+        page = visitor.page
+        await page.get_by_label("x: JSON").fill("[1, 2]")
+        for protocol in ("KServe V2", "TF Serving", "grps"):
+            await page.get_by_role("tab", name=protocol).click()
+            await page.locator("#run").click()
+            await expect(page.locator("#cancel")).to_be_hidden()
+            tables = page.locator("#answer table.classes")
+            await expect(tables).to_have_count(2)
+            texts = [
+                await row.locator("th, td").all_inner_texts()
+                for row in await tables.last.locator("tbody tr").all()
+            ]
+            assert texts == [
+                ["café", "0.5"],
+                ["bird", "0.25"],
+                ["cat", "0.125"],
+                ["fish", "0.0625"],
+                ["<b>ant", "0.03125"],
+            ]
         assert visitor.complaints == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,8 @@ from triglot.repository.config.as_json import json_object
 from triglot.repository.config.completed import completed
 from triglot.scheduling.servable import Servable
 
+MOST_LABELS = 2048
+"""Most labels of an output that the page shows."""
 JSON_TEXT = "{}"
 """Sample of a BYTES element that the model parses as JSON."""
 
@@ -59,7 +61,7 @@ def _served(servable: Servable) -> Document:
         "speaks_json": speaks_json,
         "default_signature": servable.default_signature,
         "signatures": {
-            name: _signature(signature, files, speaks_json=speaks_json)
+            name: _signature(signature, servable.labels, files, speaks_json=speaks_json)
             for name, signature in servable.signatures.items()
         },
     }
@@ -81,7 +83,9 @@ def _is_binary(element: Any) -> bool:
     return False
 
 
-def _signature(signature: Signature, files: set[str], *, speaks_json: bool) -> Document:
+def _signature(
+    signature: Signature, labels: Mapping[str, Sequence[bytes]], files: set[str], *, speaks_json: bool
+) -> Document:
     return {
         "method": signature.method,
         "inputs": [
@@ -92,8 +96,13 @@ def _signature(signature: Signature, files: set[str], *, speaks_json: bool) -> D
             }
             for spec in signature.inputs
         ],
-        "outputs": [_tensor(spec) for spec in signature.outputs],
+        "outputs": [_tensor(spec) | {"labels": _texts(labels.get(spec.name, ()))} for spec in signature.outputs],
     }
+
+
+def _texts(labels: Sequence[bytes]) -> list[str]:
+    """Return the labels of an output; none if there are too many to be fetched each second."""
+    return [label.decode(errors="replace") for label in labels] if len(labels) <= MOST_LABELS else []
 
 
 def _tensor(spec: TensorSpec) -> Document:

@@ -7,6 +7,7 @@
 const serverRoot = new URL("../../../", monitor);
 // What inputs are called that take the bytes of a file, and how many inputs are many.
 const FILE_NAMES = /(^|[^a-z])(image|img|picture|photo|audio|video|file|document|pdf)s?([^a-z]?(bytes|data))?$/i, MANY = 4;
+const MOST_CLASSES = 5, MOST_CLASSIFIED = 10;
 const MOST_ANSWERS = 200, CLIPBOARD_SECONDS = 2, IMAGE_NUMBERS = "image.bin";
 
 function replaceOptions(select, options) {
@@ -210,12 +211,30 @@ class Field {
 
 // ---- responses
 
-function answerNodes({ outputs, more, text, error }) {
+// The likeliest classes of each row, of an output that has labels.
+function classNodes(output, labels) {
+  const rows = output.count / labels.length;
+  if (!output.count || !Number.isInteger(rows)) return [];
+  return Array.from({ length: Math.min(rows, MOST_CLASSIFIED) }, (_, row) => {
+    const classes = labels.map((label, index) => ({ label, value: output.at(row * labels.length + index) }));
+    // NaN comes last.
+    classes.sort((one, other) => (Number.isNaN(one.value) ? 1 : Number.isNaN(other.value) ? -1 : Number(other.value) - Number(one.value)));
+    const title = rows > 1 ? `Top classes of row ${row}` : "Top classes";
+    return html("table", { class: "classes", "aria-label": `${title} of ${output.name}` },
+      html("thead", {}, html("tr", {}, html("th", { scope: "col" }, title), html("th", { scope: "col" }, output.name))),
+      html("tbody", {}, ...classes.slice(0, MOST_CLASSES).map(({ label, value }) =>
+        html("tr", {}, html("th", { scope: "row" }, label), html("td", {}, shownValue(value))))));
+  });
+}
+
+// `specs`: the outputs of the signature, with their labels.
+function answerNodes({ outputs, more, text, error }, specs) {
   if (text !== undefined) return [html("pre", { tabindex: "0", "aria-label": "Answer" }, text.slice(0, MOST_TEXT * 10))];
   const nodes = outputs.map(output => {
     const title = html("div", {}, html("b", {}, output.name), ` ${output.datatype} ${shapeText(output.shape)}`);
     const values = html("pre", { tabindex: "0", "aria-label": `Values of ${output.name}` }, output.text);
-    const node = html("div", { class: "output" }, title, values, ...(output.note ? [html("small", {}, output.note)] : []));
+    const { labels = [] } = specs.find(spec => spec.name === output.name) ?? {};
+    const node = html("div", { class: "output" }, title, ...classNodes(output, labels), values, ...(output.note ? [html("small", {}, output.note)] : []));
     node.dataset.output = output.name;
     return node;
   });
@@ -622,12 +641,12 @@ class ModelView {
         show(byId("call-status"), `${response.status} ${response.statusText} in ${passed()}`);
         answer.replaceChildren(html("pre", { class: "bad", tabindex: "0", "aria-label": "Error" }, text || "(no text)"));
       } else if (request.streams) {
-        const count = await this.showStream(readStream(dialect, response), passed);
+        const count = await this.showStream(readStream(dialect, response), passed, call.signature.outputs);
         show(byId("call-status"), `${exact(count)} ${count === 1 ? "answer" : "answers"} in ${passed()}`);
       } else {
         const found = await readAnswer(dialect, response, call);
         show(byId("call-status"), `${response.status} in ${passed()}`);
-        answer.replaceChildren(...answerNodes(found));
+        answer.replaceChildren(...answerNodes(found, call.signature.outputs));
       }
     } catch (error) {
       if (abort.signal.aborted) show(byId("call-status"), `cancelled after ${passed()}`);
@@ -642,13 +661,13 @@ class ModelView {
   }
 
   // Shows the responses of a stream; returns how many there were.
-  async showStream(answers, passed) {
+  async showStream(answers, passed, specs) {
     const list = html("ol");
     let count = 0;
     byId("answer").replaceChildren(list);
     for await (const answer of answers) {
       count += 1;
-      list.append(html("li", {}, html("small", {}, `after ${passed()}`), ...answerNodes(answer)));
+      list.append(html("li", {}, html("small", {}, `after ${passed()}`), ...answerNodes(answer, specs)));
       if (count > MOST_ANSWERS) {
         list.firstElementChild.remove();
         list.setAttribute("start", String(count - MOST_ANSWERS + 1));
