@@ -68,7 +68,7 @@ def _served(servable: Servable) -> Document:
 
 
 def _files_in(example: Any) -> set[str]:
-    """Return the names of inputs that are no text in a model's `example`."""
+    """Return the names of inputs that are not text in a model's `example`."""
     inputs = example if isinstance(example, Mapping) else next(iter(example), {})
     return {name for name, value in inputs.items() if any(map(_is_binary, np.ravel(np.asarray(value, object))))}
 
