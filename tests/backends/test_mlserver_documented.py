@@ -121,8 +121,14 @@ async def test_arguments_by_their_type_hints(tmp_path: Path) -> None:
         assert "other" in error
 
 
-async def test_json_of_ones_own(tmp_path: Path) -> None:
-    async with serving(write(tmp_path, JSON)) as client:
+async def test_json_of_ones_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    own = """
+    @custom_handler(rest_path="/mine")
+    async def own(self): ...
+"""
+    head = "from mlserver.handlers import custom_handler"
+    async with serving(write(tmp_path, f"{head}{JSON}{own}")) as client:
+        assert "Mine.own: its custom_handler has no route here" in caplog.text
         answer = await client.infer("mine", {"a": text('{"b": [1, 2]}')})
         assert json.loads(answer.outputs["answer"].item()) == {"asked": {"a": {"b": [1, 2]}}}
         url = f"http://127.0.0.1:{client.server.rest_port}/v2/models/mine/predict"

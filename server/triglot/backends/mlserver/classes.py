@@ -86,6 +86,9 @@ def _load(mlserver: Any, model_class: type[Any], settings: Any, file: Path, conf
         raise ModelLoadError(f"{file}: {model_class.__name__} has no async def predict(self, payload)")
     if streams and predicts:
         log.warning("%s: %s.predict_stream is ignored, as the class has predict", file, model_class.__name__)
+    for name in dir(model_class):
+        if hasattr(getattr(model_class, name), "__custom_handler__"):
+            log.warning("%s: %s.%s: its custom_handler has no route here", file, model_class.__name__, name)
     served = model_class(settings)
     loop = CodeLoop(settings.name)
     try:
