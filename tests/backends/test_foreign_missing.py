@@ -29,6 +29,15 @@ def test_the_error_says_what_to_install(tmp_path: Path) -> None:
     assert str(caught.value) == f"{file}: {text}"
 
 
+@without["mlserver"]
+@pytest.mark.parametrize("line", ["from mlserver import MLServer", "from mlserver.grpc import servicers"])
+def test_what_only_the_package_has(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "model.py"
+    file.write_text(f"from mlserver import MLModel\n{line}\n\nclass Mine(MLModel):\n    pass\n")
+    with pytest.raises(MissingDependency, match=r"mlserver, which is not installed; run: pip install mlserver"):
+        backends.load("python", file)
+
+
 def test_a_file_that_only_names_them(tmp_path: Path) -> None:
     file = tmp_path / "model.py"
     file.write_text("# Not for mlserver, nor kserve.\nimport helper\nfrom triglot import Model\n\nMine = 3\n")

@@ -15,7 +15,14 @@ from triglot.parts import BACKENDS, install
 
 PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 FILE = Path("models/m/1/model.onnx")
-MODULES = {"PyJWT": "jwt", "mlflow-skinny": "mlflow", "nvidia-ml-py": "pynvml", "scikit-learn": "sklearn"}
+MODULES = {
+    "PyJWT": "jwt",
+    "mlflow-skinny": "mlflow",
+    "model-signing": "model_signing",
+    "nvidia-ml-py": "pynvml",
+    "pyOpenSSL": "OpenSSL",
+    "scikit-learn": "sklearn",
+}
 """The module of a distribution, where that has another name."""
 
 

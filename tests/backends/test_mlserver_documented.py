@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from datetime import datetime
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,7 @@ import numpy as np
 import pytest
 from triton_served import GrpcClient, reply, request, serving, text
 
-from triglot import backends
 from triglot.backends.mlserver import provide
-from triglot.core.errors import MissingDependency
-
-HAS_PACKAGE = find_spec("mlserver") is not None
 
 ARGUMENTS = """
 from typing import List, Optional
@@ -238,12 +233,3 @@ def wrong_datatype() -> Any:
 def test_wrong_values_are_errors(make: Callable[[], Any]) -> None:
     with pytest.raises(ValueError, match=r"shape|datatype"):
         make()
-
-
-@pytest.mark.skipif(HAS_PACKAGE, reason="the package has it")
-@pytest.mark.parametrize("line", ["from mlserver import MLServer", "from mlserver.grpc import servicers"])
-def test_what_only_the_package_has(tmp_path: Path, line: str) -> None:
-    file = tmp_path / "model.py"
-    file.write_text(f"{line}\n{JSON}")
-    with pytest.raises(MissingDependency, match=r"mlserver, which is not installed; run: pip install mlserver"):
-        backends.load("python", file)

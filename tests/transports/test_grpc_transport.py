@@ -41,7 +41,7 @@ def test_missing_library_is_reported_before_models_are_loaded() -> None:
 def test_aio_that_strangers_can_reach_is_warned_of(transport: str, host: str, warns: bool) -> None:
     options = ("--grpc-port", "0", "--rest-port", "0", "--drain-delay", "0", "--host", host)
     with Triglot(*options, "--grpc-transport", transport) as server:
-        server.stdout.wait_for("grpcurl")
+        server.stdout.wait_for("curl")
         server.stop()
         assert ("grpc_transport aio is not for untrusted clients" in server.stderr.text()) == warns
 

@@ -22,6 +22,7 @@ from triglot.protocols.api_operation import (
     OBJECT,
     STRING,
     ApiOperation,
+    Content,
     Schema,
     array,
     described,
@@ -183,9 +184,10 @@ INFER = ApiOperation(
     others=_UNIMPLEMENTED | _NOT_READY,
     parameters=[_BINARY_LENGTH],
 )
+_STREAMED: Content = {EVENTS: {}, "application/x-ndjson": {}}
 PREDICT = ApiOperation(
     "Inference with plain JSON, a form, or a file",
-    json_body(ref("PlainOutputs")) | {EVENTS: {}, "application/x-ndjson": {}},
+    json_body(ref("PlainOutputs")) | _STREAMED,
     json_body({}) | {"multipart/form-data": OBJECT},
     "An object of the inputs by name, as nested lists, or a list of rows: objects, or items of the only input. "
     'Bytes are {"b64": TEXT}, files of a form, or, for a model with one BYTES input, a body of any other type. '
@@ -277,6 +279,7 @@ def predict_of(model: ModelMetadata, _: str) -> ApiOperation | None:
     call = first_call(model, ["kserve"], LARGEST_EXAMPLE)
     return call and replace(
         PREDICT,
+        answer=_STREAMED if model.decoupled else json_body(ref("PlainOutputs")),
         summary=f"Inference with {model.name} and plain JSON",
         description=f"{described(model)}\n\n{PREDICT.description}",
         examples={model.name: call.body},
