@@ -71,7 +71,7 @@ async def test_a_model_that_serves() -> None:
                 "tfserving": "float_val",
                 "grps": "flat_float32",
             },
-            "sample": {"shape": [1, 2], "data": [[1.5, 1.5]]},
+            "sample": {"shape": [1, 2], "data": [[1.5, 1.5]], "binary": False},
         }
         assert (hostile["name"], hostile["shape"], hostile["optional"]) == (HOSTILE, None, True)
         assert hostile["sample"] == {"shape": [1], "data": ["text"]}
