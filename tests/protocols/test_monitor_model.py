@@ -74,9 +74,9 @@ async def test_a_model_that_serves() -> None:
             "sample": {"shape": [1, 2], "data": [[1.5, 1.5]], "binary": False},
         }
         assert (hostile["name"], hostile["shape"], hostile["optional"]) == (HOSTILE, None, True)
-        assert hostile["sample"] == {"shape": [1], "data": ["text"]}
+        assert hostile["sample"] == {"shape": [1], "data": ["text"], "binary": False}
         # Nobody reads so many numbers; and these have no field of their own.
-        assert (large["sample"], large["fields"]) == ({"shape": [3, 224, 224], "data": None}, {})
+        assert (large["sample"], large["fields"]) == ({"shape": [3, 224, 224], "data": None, "binary": False}, {})
         assert signature["outputs"][0]["shape"] == []
         assert serves["config"]["name"] == "odd"
         assert await details(server, name="odd", version="1") == document
