@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from triglot import backends, parts
-from triglot.config.options import NO_PORT, TOKEN_VARIABLE, Config, ConfigError
+from triglot.config.options import GRPC_ADDRESS, NO_PORT, TOKEN_VARIABLE, Config, ConfigError
 from triglot.core.errors import ModelLoadError
 from triglot.dataplane.control import RETIRE, Control, Wanted
 from triglot.model.signature import ModelMetadata
@@ -332,8 +332,6 @@ def _exit(text: str, status: int = FAILED) -> NoReturn:
     os._exit(status)
 
 
-GRPC_ADDRESS = Config(host="127.0.0.1").local_address(Config().grpc_port)
-"""What `triglot infer` connects to without `--url`."""
 TOKEN = f'-H "authorization: Bearer ${TOKEN_VARIABLE}" '
 
 

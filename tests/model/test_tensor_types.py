@@ -155,6 +155,13 @@ def test_other_annotations_declare_nothing(tmp_path: Path, infer: str) -> None:
         assert len(model.inputs) == bool(written)
 
 
+def test_a_frozen_dataclass(tmp_path: Path) -> None:
+    file = write(tmp_path, "def infer(self, x: Float32[-1]) -> Float32[-1]: return x * self.by", "by: int = 2")
+    frozen = "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass Mine"
+    file.write_text(file.read_text().replace("class Mine", frozen))
+    assert [spec.name for spec in python.load(file, NO_CONFIG).inputs] == ["x"]
+
+
 def test_a_model_is_called_as_it_is_written(tmp_path: Path) -> None:
     infer = "def infer(self, x: Float32[-1, 2]) -> Float32[-1]: return x.sum(axis=1)"
     model = python.load(write(tmp_path, infer), NO_CONFIG)

@@ -208,6 +208,16 @@ async def test_a_configuration_next_to_a_signed_version(tmp_path: Path, keys: Ke
     assert await states(tmp_path / "models", keys) == {"m": "READY"}
 
 
+async def test_an_environment_outside(tmp_path: Path, keys: Keys) -> None:
+    model, outside = write(tmp_path), tmp_path / "env.tar.gz"
+    parameter = f'parameters {{ key: "EXECUTION_ENV_PATH" value {{ string_value: "{outside}" }} }}\n'
+    (model / "config.pbtxt").write_text(f'backend: "python"\n{parameter}')
+    outside.write_bytes(b"")
+    keys.sign(model, model / "model.sig")
+    (reason,) = (await states(tmp_path / "models", keys)).values()
+    assert reason.endswith(f"{outside}: the model's Python is not covered by the signature of {model}")
+
+
 async def test_a_model_of_one_file(tmp_path: Path, keys: Keys) -> None:
     file = tmp_path / "models.py"
     file.write_text(IDENTITY)

@@ -11,12 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from triglot.config.options import OPTIONS, TOKEN_VARIABLE, ConfigError
+from triglot.config.options import GRPC_ADDRESS, OPTIONS, TOKEN_VARIABLE, ConfigError
 
 if TYPE_CHECKING:
     import grpc
-
-DEFAULT_ADDRESS = f"{OPTIONS['host'].default}:{OPTIONS['grpc_port'].default}"
 
 
 class CallError(Exception):
@@ -37,9 +35,9 @@ def add_connection(parser: argparse.ArgumentParser, address: str, what: str) -> 
     add(
         address,
         dest="address",
-        default=DEFAULT_ADDRESS,
+        default=GRPC_ADDRESS,
         metavar="HOST:PORT",
-        help=f"the server's gRPC address (default: {DEFAULT_ADDRESS})",
+        help=f"the server's gRPC address (default: {GRPC_ADDRESS})",
     )
     parser.set_defaults(address_flag=address)
     add("--timeout", type=float, default=60.0, metavar="SECONDS", help=f"deadline of {what} (default: 60)")

@@ -874,6 +874,8 @@ class Config:
 
 OPTIONS = {option.name: option for option in fields(Config)}
 """The fields of `Config` by name."""
+GRPC_ADDRESS = f"{OPTIONS['host'].default}:{OPTIONS['grpc_port'].default}"
+"""What the client commands connect to without `--url`."""
 
 
 def check_option(name: str, value: Any, source: str) -> None:

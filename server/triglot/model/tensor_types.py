@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from contextlib import aclosing
 from dataclasses import dataclass
 from types import EllipsisType
@@ -22,11 +31,7 @@ OUTPUT: Final = "output"
 EXAMPLE: Final = "such as triglot.Float32[-1, 16]"
 _ANNOTATED: Final[Any] = Annotated
 _ARRAY: Final[Any] = NDArray
-_ITERATORS: Final = frozenset(
-    f"{module}.{name}"
-    for module in ("collections.abc", "typing")
-    for name in ("Iterator", "Iterable", "Generator", "AsyncIterator", "AsyncIterable", "AsyncGenerator")
-)
+_ITERATORS: Final = (Iterator, Iterable, Generator, AsyncIterator, AsyncIterable, AsyncGenerator)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +87,8 @@ def declare(model: Model) -> None:
             raise ValueError(f"infer: {name}: expected a tensor type, {EXAMPLE}, got {_text(hints.get(name))}")
         optional = parameter.default is not inspect.Parameter.empty
         inputs.append(TensorSpec(name, spec.datatype, spec.shape, optional))
-    model.inputs, model.outputs = inputs, _outputs(hints.get("return"))
-    model.takes_arguments = True
+    # Also works for a frozen dataclass.
+    vars(model).update(inputs=inputs, outputs=_outputs(hints.get("return")), takes_arguments=True)
 
 
 def _text(hint: Any) -> str:
@@ -109,8 +114,7 @@ def _spec(name: str, hint: Any) -> TensorSpec | None:
 
 def _outputs(hint: Any) -> list[TensorSpec]:
     """Return what the annotation of `infer`'s result declares. Raise `ValueError`."""
-    origin = get_origin(hint)
-    if origin is not None and f"{origin.__module__}.{origin.__qualname__}" in _ITERATORS:
+    if get_origin(hint) in _ITERATORS:
         hint = get_args(hint)[0]
     output = _spec(OUTPUT, hint)
     if output is not None:

@@ -81,7 +81,7 @@ class Signatures:
             except Exception as error:  # Not only ValueError: the libraries below it raise errors of their own.
                 problems.append(_differences(str(error)) or f"{type(error).__name__}: {error}")
             else:
-                log.info("%s: %s is signed as %s says", files, signed, signature.name)
+                log.info("%s: the signature in %s is valid", files, signature)
                 return
         raise _refused(f"{signed}: the signature in {signature} is not valid: {'; '.join(problems)}")
 
@@ -111,7 +111,10 @@ def _differences(text: str) -> str:
 
 
 def _check_covered(files: ModelFiles, signed: Path) -> None:
-    """Raise `ModelLoadError` if a file of the model's configuration lies beside what is signed."""
+    """Raise `ModelLoadError` if a file of its configuration is next to what is signed, or its Python elsewhere."""
+    environment = files.config.environment
+    if environment is not None and not environment.is_relative_to(signed):
+        raise _refused(f"{environment}: the model's Python is not covered by the signature of {signed}")
     folder = signed.parent
     labels = [tensor.label_file for tensor in files.config.outputs if tensor.label_file is not None]
     for path in (Path(files.config.source), *labels):

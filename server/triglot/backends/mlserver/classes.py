@@ -125,11 +125,11 @@ class MLServerModel(ForeignModel):
 
     async def answer(self, inputs: Inputs, call: Call) -> Answer:
         """See `ForeignModel`. Raise `Internal` for anything but a response."""
-        self._count()
+        self._set_metrics()
         return self._answer(await self._served.predict(self._request(inputs, call)))
 
-    def _count(self) -> None:
-        """Count what the model's code logs as metrics of the model."""
+    def _set_metrics(self) -> None:
+        """Have `mlserver.log` count in this model's metrics, in the current task."""
         assert self.own_metrics is not None
         served = self._served
         CURRENT.set((self.own_metrics, {"model_name": served.name, "model_version": served.version or ""}))
@@ -197,10 +197,10 @@ class MLServerStream(MLServerModel, ForeignStream):
 
     async def answers(self, inputs: Inputs, call: Call) -> AsyncIterator[Answer]:
         """See `ForeignStream`."""
-        self._count()
+        self._set_metrics()
         async for response in self._served.predict_stream(_single(self._request(inputs, call))):
             yield self._answer(response)
-            self._count()  # Each step is a task of its own.
+            self._set_metrics()  # Each step is a task of its own.
 
 
 async def _single(request: Any) -> AsyncIterator[Any]:

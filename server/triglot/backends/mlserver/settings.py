@@ -63,7 +63,7 @@ def warn_of_ignored(file: Path, values: Mapping[str, Any]) -> None:
 
 
 def batching_of(values: Mapping[str, Any]) -> DynamicBatching | None:
-    """Return MLServer's adaptive batching: none without a size above 1 and a time. Raise `ValueError`.
+    """Return MLServer's adaptive batching: none without a size above 1 and a time. Raise `TypeError`.
 
     As there, the size is no limit on a request.
     """
