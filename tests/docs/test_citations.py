@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from doc_pages import ROOT
 
-PAGES = {"spec": "kserve_v2.md", "tfs": "tensorflow_serving.md", "grps": "grps.md"}
+CONTRACTS = {"spec": "kserve_v2", "tfs": "tensorflow_serving", "grps": "grps"}
+"""The folder of the pages of each."""
 FOLDERS = ("server", "tests", "bench", "codegen")
 _SECTION = r"\d+(?:\.\d+)?(?!\.?\d)"
 _GAP = r"\s+(?:\#\s*)?"
@@ -21,9 +22,9 @@ _RANGE = re.compile(rf"({_SECTION})(?:[-–]|{_GAP}to{_GAP})({_SECTION})")
 _HEADING = re.compile(r"^#+ (\d+(?:\.\d+)?) ", re.MULTILINE)
 
 
-def sections_of(page: str) -> list[str]:
-    """The numbers of its headings."""
-    return _HEADING.findall(page)
+def sections_of(folder: Path) -> list[str]:
+    """The numbers of its pages' headings."""
+    return [number for page in folder.glob("*.md") for number in _HEADING.findall(page.read_text())]
 
 
 def cited(code: str) -> Iterator[tuple[int, str, str]]:
@@ -46,7 +47,7 @@ def _between(first: str, last: str) -> list[str]:
 def broken(folder: Path, sections: dict[str, list[str]]) -> list[str]:
     """The citations of a folder's Python files that lead nowhere, with file and line."""
     return [
-        f"{file.relative_to(ROOT)}:{line}: {contract} {number}: {PAGES[contract]} has no such heading"
+        f"{file.relative_to(ROOT)}:{line}: {contract} {number}: no heading of {CONTRACTS[contract]}/*.md"
         for file in sorted(folder.rglob("*.py"))
         for line, contract, number in cited(file.read_text())
         if number not in sections[contract]
@@ -55,9 +56,7 @@ def broken(folder: Path, sections: dict[str, list[str]]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def sections() -> dict[str, list[str]]:
-    return {
-        contract: sections_of((ROOT / "docs" / "contracts" / page).read_text()) for contract, page in PAGES.items()
-    }
+    return {contract: sections_of(ROOT / "docs" / "contracts" / folder) for contract, folder in CONTRACTS.items()}
 
 
 @pytest.mark.parametrize("name", FOLDERS)
@@ -65,7 +64,7 @@ def test_citations_lead_to_a_heading(name: str, sections: dict[str, list[str]]) 
     assert not (found := broken(ROOT / name, sections)), "\n".join(found)
 
 
-@pytest.mark.parametrize("contract", PAGES)
+@pytest.mark.parametrize("contract", CONTRACTS)
 def test_every_number_occurs_once(contract: str, sections: dict[str, list[str]]) -> None:
     numbers = sections[contract]
     assert len(numbers) == len(set(numbers))
