@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,9 +13,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from doc_pages import ROOT
 
-import environments
-
-BUILD_SECONDS = 120
+import docs_site
 
 
 @dataclass
@@ -81,12 +77,7 @@ def test_every_page_is_in_the_navigation() -> None:
 
 @pytest.mark.newest
 def test_every_link_of_the_site_leads_somewhere(tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "docs", tmp_path / "docs")
-    shutil.copy(ROOT / "zensical.toml", tmp_path)
-    build = [str(environments.python("docs")), "-m", "zensical", "build", "--clean", "--strict"]
-    done = subprocess.run(build, cwd=tmp_path, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    site = tmp_path / "site"
+    site = docs_site.built(tmp_path)
     assert (site / "architecture" / "index.html").is_file()
     assert not (dead := list(dead_links(site))), "\n".join(dead)
 
