@@ -2,7 +2,7 @@
 
 import os
 
-pytest_plugins = ["grpc_transport", "parallel", "forked", "event_loops", "ray_nodes", "json_libraries"]
+pytest_plugins = ["grpc_transport", "forked", "ray_nodes", "json_libraries"]
 
 try:
     from hypothesis import HealthCheck, settings

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import environments
+
 FILE = Path(__file__).parent / "environments.py"
 
 
@@ -28,3 +30,25 @@ def test_missing_program_is_one_line(lacks: str, problem: str) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith(problem)
     assert len(done.stderr.splitlines()) == 1
+
+
+BEFORE = {"python": "3.11", "root": "/a", "requirements": ["x==1", "y==2"], "project": {"name": "triglot"}}
+
+
+@pytest.mark.parametrize(
+    ("change", "grown"),
+    [
+        ({"requirements": ["w==1", "x==1", "y==2"]}, True),
+        ({"requirements": ["x==1"]}, False),
+        ({"requirements": ["x==1", "y==3"]}, False),
+        ({"requirements": ["w==1", "x==1", "y==2"], "python": "3.12"}, False),
+        ({"requirements": ["w==1", "x==1", "y==2"], "project": {}}, False),
+    ],
+)
+def test_added_lines_are_installed_with_the_others(change: dict[str, object], grown: bool) -> None:
+    assert environments.has_grown(BEFORE, BEFORE | change) is grown
+
+
+def test_settings_of_tools_make_no_environment_anew() -> None:
+    made_of = environments.made_of(environments.REQUIREMENTS / "dev.txt")
+    assert set(made_of["project"]) == {"packages", "project", "version"}

@@ -10,6 +10,8 @@ from case_lines import Line
 from grps_lines import FOLDER, ask, check, is_part, load
 from grps_servers import Servers
 
+pytestmark = pytest.mark.both_transports
+
 FILES = (
     "health.jsonl",
     "http.jsonl",

@@ -22,6 +22,8 @@ import saved_models
 from kept_files import kept_files
 from waiting import wait_until
 
+pytestmark = pytest.mark.both_transports
+
 
 def named_after_aliases(line: Line) -> Line:
     """Metadata of a Python model: it has no graph, so its tensors are named after the inputs and outputs."""
@@ -119,12 +121,14 @@ def test_python_models(line: Line, python_servers: Servers) -> None:
     run(line, python_servers[line.get("server", "models")])
 
 
+@pytest.mark.both_transports(False)
 @pytest.mark.newest
 @pytest.mark.parametrize("line", cases("rest.jsonl", "grpc.jsonl", "ai_platform.jsonl"))
 def test_saved_models(line: Line, tensorflow_servers: Servers) -> None:
     run(line, tensorflow_servers[line.get("server", "models")])
 
 
+@pytest.mark.both_transports(False)
 @pytest.mark.newest
 @pytest.mark.parametrize("line", cases("ai_platform.jsonl", ml=True))
 def test_estimators(line: Line, ml_servers: Servers) -> None:

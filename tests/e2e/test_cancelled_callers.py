@@ -17,6 +17,8 @@ from protocol_clients.every_protocol import MODEL, STREAMS, Interface, kserve_re
 from triglot.core.errors import Code
 from waiting import ever_later, until
 
+pytestmark = pytest.mark.both_transports
+
 
 @EVERY_INTERFACE
 async def test_a_caller_that_leaves_the_queue_is_never_run(interface: Interface) -> None:

@@ -20,6 +20,8 @@ from triglot.core.errors import Code
 from triglot.model.scheduling import DynamicBatching, QueuePolicy
 from waiting import ever_later, until
 
+pytestmark = pytest.mark.both_transports
+
 # --- the server's default ---
 
 

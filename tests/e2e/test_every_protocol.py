@@ -16,6 +16,8 @@ from protocol_clients.rest import Rest
 from protocol_clients.tfserving import predict, predict_request
 from triglot.pb.kserve import inference_pb2
 
+pytestmark = pytest.mark.both_transports
+
 MODEL = "half_plus_three"
 VALUES, ANSWERS = [1.0, 2.0, 5.0], [3.5, 4.0, 5.5]
 
@@ -74,6 +76,7 @@ def saved_model_server(tensorflow: Path, models: Path) -> Iterator[ServerProcess
         yield process
 
 
+@pytest.mark.both_transports(False)
 @pytest.mark.newest
 def test_a_saved_model(saved_model_server: ServerProcess) -> None:
     """Its signature says that x is a scalar: KServe's clients have to keep to that."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from client_scripts import ClientScript, ReportOf, cases
 
+pytestmark = pytest.mark.both_transports
+
 COMMON = ("triton_common.py",)
 SCRIPTS = [
     ClientScript("tritonclient", "triton_grpc.py", ("grpc",), COMMON),

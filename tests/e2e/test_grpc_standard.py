@@ -16,6 +16,8 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from grpc_transport import transport_options
 from server_process import ServerProcess
 
+pytestmark = pytest.mark.both_transports
+
 INFERENCE = "inference.GRPCInferenceService"
 SERVING = health_pb2.HealthCheckResponse.SERVING
 SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN

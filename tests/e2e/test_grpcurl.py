@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from server_process import ServerProcess
 
+pytestmark = pytest.mark.both_transports
+
 SECONDS = 30
 Run = Callable[..., str]
 

@@ -21,6 +21,8 @@ from process import SECONDS
 from triglot.pb.grps.grps_pb2 import GrpsMessage
 from waiting import wait_until
 
+pytestmark = pytest.mark.both_transports
+
 MODELS = Path(__file__).resolve().parents[1] / "models"
 STREAMING = "/grps.protos.v1.GrpsService/PredictStreaming"
 COUNT, SIZE = 3_000, 64 * 1024

@@ -26,6 +26,8 @@ from protocol_clients.every_protocol import (
 from triglot.core.errors import Code, Unavailable
 from waiting import until
 
+pytestmark = pytest.mark.both_transports
+
 EVERY_INTERFACE = pytest.mark.parametrize("interface", INTERFACES.values(), ids=INTERFACES)
 HINTED = [*UNARY.values(), STREAMS["grps gRPC stream"]]
 

@@ -23,6 +23,8 @@ from triglot import Call, InvalidArgument
 from triglot.pb.grps import grps_pb2
 from waiting import ever_later, until
 
+pytestmark = pytest.mark.both_transports
+
 LARGE = 1 << 20
 
 

@@ -7,6 +7,8 @@ from request_cases import Case, of
 from request_scenario import Scenario, run
 from request_served import serving, tries
 
+pytestmark = pytest.mark.both_transports
+
 
 @pytest.mark.parametrize("case", of("crash"))
 async def test_crashes(case: Case) -> None:

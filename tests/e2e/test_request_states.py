@@ -16,7 +16,7 @@ from request_served import Served, serving, tries
 from protocol_clients.abortable import CLIENTS, LEFT, Request
 from waiting import until
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.both_transports]
 
 WAIT = 0.05
 """Seconds that the client of a request waits that is to come too late, at first."""

@@ -16,6 +16,8 @@ from triglot.core.operation import EVERYTHING
 from triglot.core.types import Answer
 from waiting import until
 
+pytestmark = pytest.mark.both_transports
+
 
 def three(inputs: Arrays) -> Iterator[Any]:
     for value in range(int(inputs["x"][0])):

@@ -19,7 +19,7 @@ from triglot.pb.kserve import inference_pb2
 from triglot.pb.tfserving import predict_pb2
 from waiting import wait_until
 
-pytestmark = pytest.mark.newest
+pytestmark = [pytest.mark.newest, pytest.mark.both_transports]
 
 SOON = 1.0
 LATE = "the server's rest_timeout of 1 seconds passed while the model ran"

@@ -25,7 +25,7 @@ from triglot.protocols.registry import rows
 from triglot.protocols.rows import Kind
 from triglot.transports.grpc_calls import endpoint_of
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.both_transports]
 Request = pb.ModelInferRequest
 X = {"name": "x", "datatype": "FP32", "shape": [1, 2]}
 TWO = struct.pack("<2f", 1.0, 2.0)

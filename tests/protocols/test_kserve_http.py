@@ -17,7 +17,7 @@ from kserve_served import Served, serve_models
 
 import triglot
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.both_transports]
 LENGTH = "Inference-Header-Content-Length"
 LIMIT = 1_000_000
 Y = {"name": "y", "datatype": "FP32", "shape": [1, 2]}

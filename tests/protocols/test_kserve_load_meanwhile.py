@@ -29,6 +29,8 @@ from process import FREE_PORTS, Triglot
 from protocol_clients.kserve_async import GrpcClient, Infer, RestClient, Tensor
 from triglot.core.errors import Code
 
+pytestmark = pytest.mark.both_transports
+
 ANSWER_SECONDS = 30.0
 """How long an answer may take at most, of a model that computes nothing."""
 HANGS = (

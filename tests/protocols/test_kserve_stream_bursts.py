@@ -28,6 +28,8 @@ from triglot.telemetry.store import Telemetry
 from triglot.transports.http2.core import frames
 from waiting import until
 
+pytestmark = pytest.mark.both_transports
+
 STREAM = METHOD + "ModelStreamInfer"
 
 

@@ -22,6 +22,8 @@ from triglot.protocols.kserve.stream import StreamLimits
 from triglot.scheduling.loaded_version import Limits
 from waiting import until
 
+pytestmark = pytest.mark.both_transports
+
 MANY = 300
 
 

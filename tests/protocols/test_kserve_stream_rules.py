@@ -22,6 +22,8 @@ from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve.stream import MAX_UNSENT
 from waiting import until
 
+pytestmark = pytest.mark.both_transports
+
 
 class Repeat(Model):
     """As many answers as are asked for; the last one says that it is the last where `says_final`."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc.aio
 import numpy as np
+import pytest
 from live import live
 from stream_requests import Inputs, answers, asking, sending
 
@@ -17,6 +18,8 @@ import triglot
 from process import SECONDS
 from triglot.protocols.kserve.stream_requests import _DecoupledRequest
 from waiting import until
+
+pytestmark = pytest.mark.both_transports
 
 LARGE = 1 << 17
 """Strings of an answer that is encoded beside the event loop."""

@@ -17,7 +17,7 @@ from triglot.core.errors import Code
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.pb.tfserving import management_pb2, metadata_pb2, predict_pb2, tensor_pb2
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.both_transports]
 MODEL = """import numpy as np
 import triglot
 

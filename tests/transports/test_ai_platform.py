@@ -14,6 +14,8 @@ import triglot
 from triglot import TensorSpec
 from triglot.core.errors import Code, FailedPrecondition, Internal, Unavailable
 
+pytestmark = pytest.mark.both_transports
+
 NUMBERS = {"predictions": [5, 4, 3]}
 BODY = {"instances": [[4], [3], [2]], "signature_name": "serving_default"}
 

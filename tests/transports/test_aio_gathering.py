@@ -9,6 +9,8 @@ import pytest
 from triglot.transports.aio import gathering
 from triglot.transports.aio.gathering import MAX_CALLS, MAX_SKIPPED, MIN_CALLS, PROBE_INTERVAL, Gathering
 
+pytestmark = pytest.mark.both_transports
+
 CALLS = 8
 
 

@@ -14,6 +14,8 @@ from triglot.pb.kserve import inference_pb2 as pb
 from triglot.testing import GatedModel
 from waiting import until
 
+pytestmark = pytest.mark.both_transports
+
 CALLS = 40
 REQUEST = {"InferenceRequest", "InputTensor"}
 """The request and its tensors."""

@@ -14,6 +14,8 @@ from scripted_models import Scripted
 
 from waiting import ever_later, until
 
+pytestmark = pytest.mark.both_transports
+
 VALUE = struct.Struct("<f")
 
 

@@ -20,6 +20,8 @@ from triglot.pb.kserve import inference_pb2 as pb
 from triglot.pb.tfserving import inference_pb2, predict_pb2
 from waiting import until
 
+pytestmark = pytest.mark.both_transports
+
 
 @pytest.fixture
 async def server() -> AsyncIterator[Server]:

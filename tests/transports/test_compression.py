@@ -20,7 +20,7 @@ from scripted_models import Plain
 from triglot import InvalidArgument
 from triglot.transports.deflate import Accepted, accepted, deflate
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.both_transports]
 LENGTH = "Inference-Header-Content-Length"
 INFLATE: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.decompress, "deflate": zlib.decompress}
 SMALL, LARGE = 4, 100_000

@@ -19,6 +19,8 @@ from triglot.transports.http2.core.limits import Limits
 from triglot.transports.http2.protocol import H2Protocol
 from waiting import until
 
+pytestmark = pytest.mark.both_transports
+
 both = pytest.mark.parametrize("transport", ["aio", "h2"])
 
 

@@ -24,6 +24,8 @@ from triglot.telemetry.store import Telemetry
 from triglot.transports.aio.server import GrpcServer
 from triglot.transports.http2.server import H2Server
 
+pytestmark = pytest.mark.both_event_loops
+
 SOON = 0.05
 LIMIT = 1_000_000
 SMALL_LIMIT = 10_000

@@ -11,6 +11,8 @@ from live import Live, live
 
 from triglot import Model, TensorSpec
 
+pytestmark = pytest.mark.both_transports
+
 OK = {"code": 200, "msg": "OK", "status": "SUCCESS"}
 JSON = {"Content-Type": "application/json"}
 

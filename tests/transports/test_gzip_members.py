@@ -11,6 +11,8 @@ from scripted_models import Scripted
 
 from triglot.transports.inflate import MAX_GZIP_MEMBERS
 
+pytestmark = pytest.mark.both_transports
+
 BODY = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[3]}]}'
 
 

@@ -19,6 +19,8 @@ from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.frames import ErrorCode
 from triglot.transports.http2.core.limits import DEFAULTS, Limits
 
+pytestmark = pytest.mark.both_event_loops
+
 END_BOTH = frames.END_HEADERS | frames.END_STREAM
 
 

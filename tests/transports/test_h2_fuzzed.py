@@ -12,6 +12,8 @@ from h2_peers import SECONDS, Client, data, frame, message, served
 from triglot.transports.http2.core import frames
 from waiting import until
 
+pytestmark = pytest.mark.both_event_loops
+
 NAMES = ("Echo", "Wrong", "Held", "Count", "Both", "No")
 FIELDS = ((), (("grpc-timeout", "1m"),), (("grpc-encoding", "gzip"),), (("a-bin", "?"),))
 

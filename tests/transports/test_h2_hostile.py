@@ -16,6 +16,8 @@ from triglot.transports.http2.core.frames import ErrorCode
 from triglot.transports.http2.core.limits import Limits
 from waiting import until
 
+pytestmark = pytest.mark.both_event_loops
+
 
 @pytest.mark.parametrize("name", ATTACKS)
 async def test_only_the_hostile_connection_ends(name: str, caplog: pytest.LogCaptureFixture) -> None:

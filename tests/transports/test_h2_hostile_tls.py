@@ -17,6 +17,8 @@ from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.frames import ErrorCode
 from triglot.transports.http2.core.limits import Limits
 
+pytestmark = pytest.mark.both_event_loops
+
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:

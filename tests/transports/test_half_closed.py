@@ -16,6 +16,8 @@ from test_http_requests import TINY, sized
 
 from waiting import until
 
+pytestmark = [pytest.mark.both_transports, pytest.mark.both_event_loops]
+
 CLIENTS = 200
 INFER = "/v2/models/scripted/infer"
 

@@ -13,7 +13,7 @@ from scripted_models import Inputs, Plain
 
 from served_models import SECONDS
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.both_transports]
 HOST = b"Host: localhost\r\n"
 GET = b"GET /v2/health/live HTTP/1.1\r\n"
 MALFORMED = {

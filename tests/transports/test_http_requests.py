@@ -18,7 +18,7 @@ from scripted_models import Inputs, Plain
 from triglot.transports.rest import decoding
 from triglot.transports.rest.routes import MAX_CACHED, MAX_CACHED_LENGTH
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.both_transports]
 PATH = "/v2/models/same/infer"
 SECONDS = 30
 LIMIT = 2 * 1024 * 1024

@@ -11,6 +11,8 @@ from scripted_models import Inputs, Plain
 
 from served_models import SECONDS
 
+pytestmark = pytest.mark.both_transports
+
 RUBBISH = {
     "a long header": b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 100_000,
     "a long path": b"GET /" + b"a" * 200_000,

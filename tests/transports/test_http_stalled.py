@@ -13,6 +13,8 @@ from test_tls_slow_readers import BODY, LARGE
 from served_models import Function, Served, serving
 from waiting import ever_later, until
 
+pytestmark = pytest.mark.both_transports
+
 STALL = "triglot.transports.unsent.STALL_SECONDS"
 PIECE = 2_000_000
 """Bytes that a slow client takes before it pauses."""

@@ -17,6 +17,8 @@ from live import Live, live, request
 from triglot import Model, TensorSpec
 from triglot.transports.off_loop import OFF_LOOP_BYTES
 
+pytestmark = pytest.mark.both_transports
+
 JSON = {"Content-Type": "application/json"}
 BODY = {"ndarray": [1.0]}
 COUNT = 20

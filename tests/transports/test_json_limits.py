@@ -12,6 +12,8 @@ from scripted_models import Plain
 
 from triglot.transports.http2.core.limits import MIB
 
+pytestmark = pytest.mark.both_transports
+
 BODIES = {
     "/v2/models/same/infer": '{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[3]MORE}]}',
     "/v1/models/same:predict": '{"instances":[3]MORE}',

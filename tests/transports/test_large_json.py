@@ -11,6 +11,8 @@ import pytest
 from live import Live, live
 from scripted_models import Inputs, Plain
 
+pytestmark = pytest.mark.both_transports
+
 COUNT = 900_000
 TRIES = 3
 

@@ -12,6 +12,8 @@ from scripted_models import Plain
 
 import triglot
 
+pytestmark = pytest.mark.both_transports
+
 HALF = "\ud800"
 PADDING = (0, 3000)
 """Bytes of blanks: a longer body has another parser."""

@@ -13,6 +13,8 @@ from triglot import Model, TensorSpec
 from triglot.core.tensor import pack_bytes
 from triglot.pb.kserve import inference_pb2 as pb
 
+pytestmark = pytest.mark.both_transports
+
 COUNT = 1_000_000
 
 

@@ -21,6 +21,8 @@ from triglot.pb.tfserving import management_pb2
 from triglot.repository.config.settings import ModelSettings
 from waiting import until
 
+pytestmark = pytest.mark.both_transports
+
 RELOAD = "/tensorflow.serving.ModelService/HandleReloadConfigRequest"
 SECONDS = 20
 

@@ -15,6 +15,8 @@ from live import Live, live, request
 import triglot
 from triglot.pb.kserve import inference_pb2 as pb
 
+pytestmark = pytest.mark.both_transports
+
 LIMIT = 1.0  # No machine is so busy that one of the quick calls takes as long.
 LONG = 1.1
 

@@ -16,6 +16,8 @@ import triglot
 from triglot.core.errors import Code
 from triglot.core.tensor import Array
 
+pytestmark = pytest.mark.both_transports
+
 SECONDS = 20.0
 FLOAT = b"\0\0\x80\x3f"
 

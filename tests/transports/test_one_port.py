@@ -27,6 +27,8 @@ from triglot.transports.http2.core.limits import Limits
 from triglot.transports.http2.server import H2Server
 from waiting import until, wait_until
 
+pytestmark = pytest.mark.both_transports
+
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
 ONE: dict[str, Any] = {"grpc_transport": "h2", "rest_port": 0}

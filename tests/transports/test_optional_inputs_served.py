@@ -21,7 +21,7 @@ from triglot.pb.tfserving import predict_pb2, tensor_pb2
 from triglot.testing import GatedModel
 from waiting import until
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.both_transports]
 Values = Mapping[str, Sequence[int]]
 SPECS = [TensorSpec("x", "INT32", [-1]), TensorSpec("bias", "INT32", [-1], optional=True)]
 Y = [TensorSpec("y", "INT32", [-1])]

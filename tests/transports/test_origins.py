@@ -19,7 +19,7 @@ import triglot
 from state_changes import ChangingServer, changing_server
 from triglot.core.operation import ADMINISTRATION, Operation
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.both_transports]
 HOST = "127.0.0.1"
 EVIL = "http://evil.example"
 JSON = {"content-type": "application/json"}

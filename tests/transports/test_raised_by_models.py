@@ -17,6 +17,8 @@ from triglot import testing
 from triglot.core.tensor import Array
 from waiting import until
 
+pytestmark = pytest.mark.both_transports
+
 SECONDS = 20.0
 FLOAT = b"\0\0\x80\x3f"
 
@@ -209,6 +211,7 @@ def hooked(infer: str, hook: str = "", error: str = "") -> str:
     return HOOKED.format(error=error or "ValueError", infer=infer, hook=hook)
 
 
+@pytest.mark.both_transports(False)
 @pytest.mark.parametrize("name", RAISED)
 @pytest.mark.parametrize("hook", [*HOOKS, "a warm-up"])
 @pytest.mark.parametrize("infer", INFERS)
@@ -228,6 +231,7 @@ async def test_exception_of_a_load_is_reported_and_the_next_model_loads(
         await server.manager.load_model("m")
 
 
+@pytest.mark.both_transports(False)
 @pytest.mark.parametrize("name", RAISED)
 @pytest.mark.parametrize("infer", INFERS)
 async def test_what_a_close_raises_ends_nothing(

@@ -25,6 +25,8 @@ from triglot.transports.rest import decoding
 from triglot.transports.rest.decoding import FREE_BYTES
 from waiting import until
 
+pytestmark = pytest.mark.both_transports
+
 LIMIT = 1_000_000
 INFER = "/v2/models/same/infer"
 TINY = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[3]}]}'

@@ -12,6 +12,8 @@ from scripted_models import Scripted
 
 from waiting import until_found
 
+pytestmark = pytest.mark.both_transports
+
 BODY = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [3]}]}
 
 

@@ -17,6 +17,8 @@ from tls_server import HOST
 from served_models import SECONDS, Function, serving
 from triglot.core.errors import QueueFull, retry_hint
 
+pytestmark = pytest.mark.both_transports
+
 HINTS: dict[float, tuple[str | None, str | None]] = {
     1e-9: ("1", "1"),
     0.0001: ("1", "1"),

@@ -22,6 +22,8 @@ from triglot.model.scheduling import ControlInput, OldestStrategy, SequenceBatch
 from triglot.pb.kserve import inference_pb2 as pb
 from waiting import until
 
+pytestmark = pytest.mark.both_transports
+
 VALUE = struct.Struct("<f")
 
 

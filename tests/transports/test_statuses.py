@@ -15,6 +15,8 @@ from scripted_models import Inputs, Plain
 from triglot import Call, FailedPrecondition, Unavailable
 from waiting import until
 
+pytestmark = pytest.mark.both_transports
+
 TIMES = 10
 LAST_ONES = 2
 """grpc.aio's own objects, and a thread, keep the last call until the next one comes."""

@@ -20,6 +20,8 @@ from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve.stream import MAX_UNSENT
 from waiting import ever_later, until
 
+pytestmark = pytest.mark.both_transports
+
 VALUE = struct.Struct("<f")
 FINAL = "triton_final_response"
 

@@ -20,6 +20,8 @@ from triglot.transports.http2.core.limits import Limits
 from triglot.transports.text_room import FREE_BYTES, MIN_PROGRESS, TextRoom
 from waiting import until
 
+pytestmark = pytest.mark.both_transports
+
 MIB = 2**20
 SIZE = 6 * MIB
 ROOM = 4 * MIB

@@ -23,6 +23,8 @@ from triglot.core.tensor import Array
 from triglot.pb.tfserving import management_pb2, predict_pb2, tensor_pb2
 from waiting import SECONDS, until
 
+pytestmark = pytest.mark.both_transports
+
 EMPTY_DOCUMENT = {"error": "JSON Parse error: The document is empty"}
 
 

@@ -28,6 +28,8 @@ from triglot.transports.http2.core.limits import Limits
 from triglot.transports.http2.server import H2Server
 from triglot.transports.tls import Tls
 
+pytestmark = pytest.mark.both_transports
+
 both = pytest.mark.parametrize("transport", ["aio", "h2"])
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 

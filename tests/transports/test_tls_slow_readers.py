@@ -14,6 +14,8 @@ from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.frames import ErrorCode
 from triglot.transports.http2.core.limits import Limits
 
+pytestmark = [pytest.mark.both_transports, pytest.mark.both_event_loops]
+
 LARGE = 30_000_000
 """Bytes, of which the system takes some for the client."""
 LONG = 1.5

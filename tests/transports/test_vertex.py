@@ -22,6 +22,8 @@ from triglot.core.call import Call
 from triglot.pb.vertex import prediction_service_pb2 as pb
 from triglot.pb.vertex.http_body_pb2 import HttpBody
 
+pytestmark = pytest.mark.both_transports
+
 VALUE: Any = type(pb.PredictRequest().parameters)
 LOCATION = "projects/p/locations/us-central1"
 ENDPOINTS = "42=sums, 43 = sums/1,half-1=half"

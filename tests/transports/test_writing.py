@@ -12,6 +12,8 @@ import uvloop
 
 from triglot.transports.unsent import write_pieces
 
+pytestmark = pytest.mark.both_transports
+
 LARGE = bytes(1 << 20)
 
 

@@ -16,6 +16,8 @@ from triglot.core.tensor import DATATYPES
 from triglot.core.types import InferenceResponse, OutputTensor
 from triglot.protocols.kserve import codec
 
+pytestmark = pytest.mark.both_transports
+
 COUNT = 256 * 1024
 
 
