@@ -25,6 +25,8 @@ from triglot.testing.process import Lines, Process
 
 SECONDS = 60
 """Deadline of every wait; only a failing test waits as long."""
+PLAIN_MODELS = Path(__file__).parent / "models_plain"
+"""A repository of small models: sums, text, a stream, and an identity of each datatype."""
 FREE_PORTS = ("--grpc-port", "0", "--rest-port", "0")
 LISTENING = re.compile(r"gRPC on 127\.0\.0\.1:(\d+) and REST on 127\.0\.0\.1:(\d+) in \d+\.\d\d s")
 

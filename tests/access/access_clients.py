@@ -1,4 +1,4 @@
-"""A server of the embedded demo models with an access file, and its clients."""
+"""A server of small models with an access file, and its clients."""
 
 from __future__ import annotations
 
@@ -13,21 +13,20 @@ import grpc.aio
 from access_files import write
 
 import triglot
+from process import PLAIN_MODELS
 from triglot import testing
 from triglot.pb.kserve import inference_pb2 as pb
 
-DEMO = Path(triglot.__file__).parent / "demo"
-
 
 def infer_request() -> pb.ModelInferRequest:
-    """One that the demo models answer."""
+    """A request that an identity answers."""
     request = pb.ModelInferRequest(model_name="identity_fp32", raw_input_contents=[b"\0" * 8])
     request.inputs.add(name="x", datatype="FP32", shape=[1, 2])
     return request
 
 
 class GuardedServer:
-    """A server of the embedded demo models with an access file."""
+    """A server of small models with an access file."""
 
     def __init__(self, server: triglot.Server, file: Path, session: aiohttp.ClientSession) -> None:
         self.server, self.file, self.session = server, file, session
@@ -72,7 +71,7 @@ async def guarded_server(
 ) -> AsyncIterator[GuardedServer]:
     """A server that reads these tables; `models`: a folder of further ones."""
     file = write(folder / "access.toml", *tables)
-    paths = [DEMO, *([models] if models else [])]
+    paths = [PLAIN_MODELS, *([models] if models else [])]
     async with testing.serve(*paths, access=str(file), **options) as server, aiohttp.ClientSession() as session:
         here = GuardedServer(server.server, file, session)
         yield here

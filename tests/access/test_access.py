@@ -11,11 +11,11 @@ import aiohttp
 import grpc
 import grpc.aio
 import pytest
-from access_clients import DEMO, GuardedServer, guarded_server, infer_request
+from access_clients import GuardedServer, guarded_server, infer_request
 from access_files import anonymous, client, hash_of, write
 
 import triglot
-from process import write_model
+from process import PLAIN_MODELS, write_model
 from triglot import testing
 from triglot.access.control import AccessControl
 from triglot.config.options import ConfigError
@@ -206,8 +206,8 @@ async def test_clients_of_the_socket(tmp_path: Path, transports: dict[str, Any])
 async def test_tokens_without_tls_are_for_loopback(tmp_path: Path) -> None:
     file = write(tmp_path / "access.toml", FRIEND)
     with pytest.raises(ConfigError, match=r"without TLS to 0\.0\.0\.0"):
-        await testing.serve(DEMO, access=str(file), host="0.0.0.0").__aenter__()
-    async with testing.serve(DEMO, access=str(file), host="0.0.0.0", tls_in_front=True):
+        await testing.serve(PLAIN_MODELS, access=str(file), host="0.0.0.0").__aenter__()
+    async with testing.serve(PLAIN_MODELS, access=str(file), host="0.0.0.0", tls_in_front=True):
         pass
 
 
@@ -227,7 +227,7 @@ async def test_the_groups_that_triton_restricts(tmp_path: Path, transports: dict
         "grpc_restricted_protocol": "model-repository,metadata:admin=one,inference:infer-key=two",
         "http_restricted_api": "inference:X-Key=three",
     }
-    async with testing.serve(DEMO, **options, **transports) as server, aiohttp.ClientSession() as session:
+    async with testing.serve(PLAIN_MODELS, **options, **transports) as server, aiohttp.ClientSession() as session:
         here = GuardedServer(server.server, tmp_path, session)
         assert await here.code({"triton-grpc-protocol-infer-key": "two"}) is grpc.StatusCode.OK
         for headers in ({}, {"triton-grpc-protocol-infer-key": "one"}, {"infer-key": "two"}):

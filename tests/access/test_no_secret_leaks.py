@@ -15,13 +15,13 @@ import aiohttp
 import grpc.aio
 import pytest
 import trustme
-from access_clients import DEMO, infer_request
+from access_clients import infer_request
 from access_files import anonymous, client, write
 from h2_peers import Client, data
 from signed_tokens import Signer, hmac_token, issuer, key_server, keyset
 from tls_server import HOST
 
-from process import FREE_PORTS, SECONDS, Triglot, run_triglot, write_model
+from process import FREE_PORTS, PLAIN_MODELS, SECONDS, Triglot, run_triglot, write_model
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.transports.http2.core import frames
 
@@ -214,7 +214,7 @@ def test_no_secret_is_anywhere(tmp_path: Path, grpc_transport: str, http_transpo
         )
         access = write(tmp_path / "access.toml", *tables)
         arguments = (
-            *(DEMO, tmp_path / "models", *FREE_PORTS, "--access", access, "--audit-log", audit),
+            *(PLAIN_MODELS, tmp_path / "models", *FREE_PORTS, "--access", access, "--audit-log", audit),
             *("--log-level", "debug", "--log-verbose-level", "2", "--trace-file", trace, "--trace-rate", "1"),
             *(
                 "--trace-level",

@@ -11,12 +11,12 @@ from pathlib import Path
 import grpc
 import grpc.aio
 import pytest
-from access_clients import DEMO, guarded_server, infer_request
+from access_clients import guarded_server, infer_request
 from access_files import client, write
 from h2_peers import Client
 from strangers import MIB, MODEL_INFER, Stranger, over_grpc, over_http1, over_rest_of_http2
 
-from process import FREE_PORTS, SECONDS, Triglot
+from process import FREE_PORTS, PLAIN_MODELS, SECONDS, Triglot
 from triglot.transports.http2.core import frames
 
 STRANGERS = 64
@@ -69,7 +69,7 @@ class Memory:
 def test_large_bodies_of_strangers(tmp_path: Path, way: Way) -> None:
     access = write(tmp_path / "access.toml", client("friend", ["secret"], ["infer"]))
     transports = "--grpc-transport", way.grpc_transport, "--http-transport", way.http_transport
-    with Triglot(DEMO, *FREE_PORTS, "--access", access, *transports) as server:
+    with Triglot(PLAIN_MODELS, *FREE_PORTS, "--access", access, *transports) as server:
         grpc_port, rest_port = server.ports()
         port = rest_port if way.stranger is over_http1 else grpc_port
         asyncio.run(_meet(server.pid, way, port, grpc_port))

@@ -1,4 +1,4 @@
-"""One server with the embedded demo models for all end-to-end tests, and one run of each client script.
+"""One server with small models for all end-to-end tests, and one run of each client script.
 
 Where TensorFlow is needed, it is in an environment of its own: it writes the models, and serves them.
 """
@@ -20,6 +20,8 @@ from server_process import ServerProcess
 
 import environments
 import saved_models
+from process import PLAIN_MODELS
+from triglot.run import DEMO
 
 CANNOT_BE_LOADED = "warm_"
 """What the names of such SavedModels begin with."""
@@ -31,7 +33,7 @@ LABELLED = "model_version_policy { all {} } " + " ".join(
 @pytest.fixture(scope="session")
 def server() -> Iterator[ServerProcess]:
     """The server, ready."""
-    with ServerProcess() as process:
+    with ServerProcess(str(PLAIN_MODELS), str(DEMO / "image_classifier")) as process:
         yield process
 
 

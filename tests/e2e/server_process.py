@@ -1,4 +1,4 @@
-"""Runs a server as a process, with the embedded demo models, or with what its arguments name."""
+"""Runs a server as a process, of what its arguments name."""
 
 from __future__ import annotations
 

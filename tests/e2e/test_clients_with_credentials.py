@@ -15,6 +15,7 @@ from access_files import anonymous, client, write
 from client_scripts import ClientScript, ReportOf, cases
 from server_process import ServerProcess
 
+from process import PLAIN_MODELS
 from protocol_clients.channel import rpc
 from triglot.pb.kserve import inference_pb2 as pb
 
@@ -29,7 +30,7 @@ BODY = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2],
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReportOf]:
     file = write(tmp_path_factory.mktemp("access") / "access.toml", FRIEND, anonymous(["health"]))
-    with ServerProcess("--access", str(file)) as server:
+    with ServerProcess(str(PLAIN_MODELS), "--access", str(file)) as server:
         yield cache(lambda script: script.run(server))
 
 
@@ -74,7 +75,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     own.cert_chain_pems[0].write_to_path(folder / "certificate.pem")
     file = write(folder / "access.toml", FRIEND, anonymous(["health"]))
     files = ("--tls-certificate", str(folder / "certificate.pem"), "--tls-key", str(folder / "key.pem"))
-    with ServerProcess("--access", str(file), *files) as server:
+    with ServerProcess(str(PLAIN_MODELS), "--access", str(file), *files) as server:
         yield Secured(server, folder, authority)
 
 

@@ -9,28 +9,25 @@ import json
 import re
 import subprocess
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 from browser import IN_ONE_BROWSER, OVERFLOW, BrowserPage, expect, visiting
 
-import triglot
-from process import SECONDS
+from process import PLAIN_MODELS, SECONDS
 from triglot import testing
 
 pytestmark = IN_ONE_BROWSER
 
-DEMO = Path(triglot.__file__).parent / "demo"
 MODELS = ("half_plus_two", "identity_fp16", "token_stream")
 INFER = "post_v2_models_half_plus_two_infer"
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def url() -> AsyncIterator[str]:
-    """Of a server of a few demo models."""
-    async with testing.serve(*[DEMO / name for name in MODELS]) as server:
+    """Of a server of a few small models."""
+    async with testing.serve(*[PLAIN_MODELS / name for name in MODELS]) as server:
         yield server.url
 
 

@@ -12,8 +12,7 @@ from server_process import ServerProcess
 
 import environments
 from grps_toys import TOYS, grps_arguments
-from process import clean_environment
-from triglot.run import DEMO
+from process import PLAIN_MODELS, clean_environment
 
 SCRIPT = ClientScript("grps", "grps_stock.py")
 
@@ -38,7 +37,7 @@ def test_every_check_is_reported_in_order(report: Report) -> None:
 def test_one_process(first: str, tmp_path: Path) -> None:
     """A client and a Triglot server live in one process, whichever comes first."""
     command = [str(environments.python("grps")), str(CLIENTS / "grps_one_process.py"), first]
-    command += [str(DEMO / model) for model in ("uppercase", "token_stream")]
+    command += [str(PLAIN_MODELS / model) for model in ("uppercase", "token_stream")]
     done = subprocess.run(
         command,
         capture_output=True,

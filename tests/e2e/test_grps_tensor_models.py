@@ -33,7 +33,7 @@ def port_of(address: str) -> int:
 
 @pytest.fixture(scope="module")
 def channel(server: ServerProcess) -> Iterator[grpc.Channel]:
-    """To the gRPC port of the server of the demo models."""
+    """To the gRPC port of the server of small models."""
     with grpc_channel(port_of(server.grpc_address)) as channel:
         yield channel
 

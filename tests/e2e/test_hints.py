@@ -8,16 +8,13 @@ import shutil
 import subprocess
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from server_process import ServerProcess
 
-import triglot
-from process import FREE_PORTS, Triglot, clean_environment
+from process import FREE_PORTS, PLAIN_MODELS, Triglot, clean_environment
 
 SECONDS = 30
-DEMO = Path(triglot.__file__).parent / "demo"
 needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 
 
@@ -29,9 +26,9 @@ def hints(server: ServerProcess) -> list[str]:
 
 @pytest.fixture(scope="module")
 def tfserving_hints(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
-    """What `triglot tfserving` prints for one of the demo models."""
+    """What `triglot tfserving` prints for a small model."""
     base_path = tmp_path_factory.mktemp("half")
-    shutil.copytree(DEMO / "half_plus_three", base_path / "1")
+    shutil.copytree(PLAIN_MODELS / "half_plus_three", base_path / "1")
     environment = {"TRIGLOT_HOST": "127.0.0.1", "TRIGLOT_GRPC_PORT": "0", "TRIGLOT_REST_PORT": "0"}
     arguments = (f"--model_base_path={base_path}", "--model_name=half")
     with Triglot(*arguments, command="tfserving", environment=environment) as server:
@@ -84,6 +81,6 @@ def test_curl(hints: list[str], tfserving_hints: list[str]) -> None:
     ("model", "answer"), [("uppercase", {"upper": ["TEXT"]}), ("token_stream", {"token": ["text"]})]
 )
 def test_curl_of_texts_and_of_streams(model: str, answer: dict[str, object]) -> None:
-    with Triglot(DEMO / model, *FREE_PORTS) as server:
+    with Triglot(PLAIN_MODELS / model, *FREE_PORTS) as server:
         text = paste(printed(server)[-1])
     assert json.loads(text.removeprefix("data: ").split("\n\n")[0]) == answer

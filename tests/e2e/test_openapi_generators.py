@@ -14,10 +14,9 @@ from client_scripts import CLIENTS
 from server_process import ServerProcess
 
 import environments
-import triglot
-from process import clean_environment
+from process import PLAIN_MODELS, clean_environment
+from triglot.run import DEMO
 
-DEMO = Path(triglot.__file__).parent / "demo"
 RUN_SECONDS = 300
 OLDEST_NODE = (20, 19)
 """hey-api's generator needs it."""
@@ -47,7 +46,7 @@ def missing_node() -> str:
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
     with ServerProcess(
-        *map(str, (DEMO / "half_plus_two", DEMO / "image_classifier", DEMO / "token_stream"))
+        *map(str, (PLAIN_MODELS / "half_plus_two", DEMO / "image_classifier", PLAIN_MODELS / "token_stream"))
     ) as process:
         yield process
 

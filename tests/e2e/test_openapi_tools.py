@@ -13,11 +13,9 @@ from client_scripts import CLIENTS, ClientScript, ReportOf, cases
 from server_process import ServerProcess
 
 import environments
-import triglot
-from process import clean_environment
+from process import PLAIN_MODELS, clean_environment
 
 SCRIPT = ClientScript("openapi", "openapi_document.py")
-DEMO = Path(triglot.__file__).parent / "demo"
 MODELS = ("half_plus_two", "identity_bytes", "token_stream")
 RUN_SECONDS = 600
 CHECKS = (
@@ -74,7 +72,7 @@ def arguments(server: ServerProcess, paths: str, which: str, *further: str) -> l
 
 def test_no_call_is_answered_otherwise_than_the_document_says(tmp_path: Path) -> None:
     for name in MODELS:
-        shutil.copytree(DEMO / name, tmp_path / "models" / name)
+        shutil.copytree(PLAIN_MODELS / name, tmp_path / "models" / name)
     options = {
         "model-control-mode": "explicit",
         "load-model": "*",

@@ -19,10 +19,10 @@ from browser import IN_ONE_BROWSER, OVERFLOW, BrowserPage, expect, visiting
 from tried_models import Caller, pasted
 
 import triglot
+from process import PLAIN_MODELS
 from triglot import testing
 
 pytestmark = IN_ONE_BROWSER
-DEMO = Path(triglot.__file__).parent / "demo"
 MODELS = ("half_plus_two", "token_stream")
 TOKEN = "secret-of-reader"
 READER = client("reader", [TOKEN], ["infer", "inspect"])
@@ -48,7 +48,9 @@ def serve(file: Path) -> Serve:
     @asynccontextmanager
     async def serve(*tables: str, **options: Any) -> AsyncIterator[triglot.Server]:
         write(file, *tables)
-        async with testing.serve(*[DEMO / name for name in MODELS], **{"access": str(file), **options}) as running:
+        async with testing.serve(
+            *[PLAIN_MODELS / name for name in MODELS], **{"access": str(file), **options}
+        ) as running:
             yield running.server
 
     return serve

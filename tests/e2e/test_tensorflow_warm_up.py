@@ -12,8 +12,7 @@ from model_configs import config_flag, config_text
 from server_process import QUICK, ServerProcess
 from steady_caller import Caller
 
-import triglot
-from process import SECONDS, Triglot, run_triglot
+from process import PLAIN_MODELS, SECONDS, Triglot, run_triglot
 from protocol_clients.channel import rpc
 from protocol_clients.rest import Rest
 from protocol_clients.tfserving import RELOAD, failure, predict, predict_request, statuses
@@ -34,7 +33,6 @@ FAILING = {
     "warm_unreadable": ("INVALID_ARGUMENT", "Failed to parse warmup record: "),
 }
 RECORDED = Path("assets.extra") / "tf_serving_warmup_requests"
-DEMO = Path(triglot.__file__).parent / "demo"
 ONE_CALL_OF_EACH_KIND = 11111.0
 
 
@@ -97,7 +95,7 @@ def test_recorded_requests_that_fail(channel: grpc.Channel, models: Path) -> Non
 
 def test_recorded_requests_of_a_python_model(models: Path, tmp_path: Path) -> None:
     """One that fails them ends the start, unless they are not to be run."""
-    shutil.copytree(DEMO / "half_plus_three", tmp_path / "m" / "1")
+    shutil.copytree(PLAIN_MODELS / "half_plus_three", tmp_path / "m" / "1")
     (tmp_path / "m" / "1" / RECORDED).parent.mkdir()
     shutil.copy(models / "warm_failing" / "1" / RECORDED, tmp_path / "m" / "1" / RECORDED)
     flag = config_flag(tmp_path / "models.config", config_text("m", tmp_path / "m"))

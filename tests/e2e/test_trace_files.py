@@ -10,6 +10,8 @@ import pytest
 from client_scripts import ClientScript, Report
 from server_process import ServerProcess
 
+from process import PLAIN_MODELS
+
 SCRIPT = ClientScript("tritonclient", "triton_settings.py")
 
 
@@ -17,7 +19,7 @@ class Run:
     """What the client script found, and the log of the server, which has ended."""
 
     def __init__(self, folder: Path) -> None:
-        with ServerProcess("--trace-file", str(folder / "traces")) as server:
+        with ServerProcess(str(PLAIN_MODELS), "--trace-file", str(folder / "traces")) as server:
             self.report: Report = SCRIPT.run(server, str(folder))
         self.log = server.stderr.text()
 
@@ -46,7 +48,7 @@ def test_the_log_has_a_line_for_each_request_while_it_is_wanted(run: Run) -> Non
 
 def test_traces_are_written_when_the_server_ends(tmp_path: Path) -> None:
     file = tmp_path / "traces"
-    options = ("--trace-file", str(file), "--trace-level", "TIMESTAMPS", "--trace-rate", "2")
+    options = (str(PLAIN_MODELS), "--trace-file", str(file), "--trace-level", "TIMESTAMPS", "--trace-rate", "2")
     with ServerProcess(*options):
         pass
     assert not file.exists(), "nothing was asked"

@@ -13,12 +13,12 @@ import grpc.aio
 from grpc_transport import transport_options
 
 import triglot
+from process import PLAIN_MODELS
 from protocol_clients.kserve_async import GrpcClient, RestClient
 from triglot import backends
 from triglot.repository.manager.loader import Load
 
 MODELS = Path(__file__).resolve().parents[1] / "models"
-DEMO = Path(triglot.__file__).parent / "demo"
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,11 @@ UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_le
 
 @asynccontextmanager
 async def serve_models(
-    paths: Sequence[Path] = (MODELS, *sorted(DEMO.glob("identity_*"))), load: Load = backends.load, **options: Any
+    paths: Sequence[Path] = (MODELS, *sorted(PLAIN_MODELS.glob("identity_*"))),
+    load: Load = backends.load,
+    **options: Any,
 ) -> AsyncIterator[Served]:
-    """A server on free ports; by default with the models of tests/models and the demo's identities."""
+    """A server on free ports; by default with the models of tests/models and the identities."""
     config = triglot.Config(**{"grpc_port": 0, "rest_port": 0, "grace": 1.0} | transport_options(**options))
     async with (
         triglot.Server(paths, config, load=load) as server,

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from kserve_served import DEMO, Served, serve_models
+from kserve_served import Served, serve_models
+
+from process import PLAIN_MODELS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PATH = "/v1/models/half_plus_two:predict"
@@ -30,7 +32,7 @@ STRUCTURED = "application/cloudevents+json"
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
     async with serve_models(
-        [DEMO / "half_plus_two", predictor(tmp_path_factory.mktemp("json") / "echo")]
+        [PLAIN_MODELS / "half_plus_two", predictor(tmp_path_factory.mktemp("json") / "echo")]
     ) as served:
         yield served
 

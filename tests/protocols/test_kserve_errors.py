@@ -283,7 +283,7 @@ async def test_a_text_that_is_not_unicode(client: Client) -> None:
     await assert_that_all_is_well(client)
 
 
-# The demo has no complex ones: KServe has no name for them.
+# There are no complex ones: KServe has no name for them.
 @pytest.mark.parametrize("datatype", [name for name in DATATYPES if name not in TFSERVING_DATATYPES])
 @pytest.mark.parametrize("shape", [[2, 3], [0, 3], [1, 1]])
 async def test_every_datatype_round_trip(client: Client, datatype: str, shape: list[int]) -> None:

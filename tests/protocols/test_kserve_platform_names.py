@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kserve_served import DEMO, serve_models
+from kserve_served import serve_models
 
 from triglot import Model, TensorSpec
 from triglot.model.config import ModelConfig
 from triglot.pb.kserve import inference_pb2 as pb
+from triglot.run import DEMO
 
 TRITON = {"onnx": "onnxruntime_onnx", "torch": "pytorch_libtorch", "tensorflow": "tensorflow_savedmodel"}
 OIP = {"onnx": "onnx_onnxv1", "torch": "pytorch_torchscript", "tensorflow": "tensorflow_savedmodel"}

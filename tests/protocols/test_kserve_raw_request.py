@@ -12,8 +12,9 @@ import pytest
 import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
-from kserve_served import DEMO, MODELS, Served, serve_models
+from kserve_served import MODELS, Served, serve_models
 
+from process import PLAIN_MODELS
 from triglot.core.errors import InvalidArgument
 from triglot.core.http import HttpRequest
 from triglot.core.tensor import DATATYPES
@@ -28,7 +29,9 @@ RAW = {LENGTH: "0"}
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def served() -> AsyncIterator[Served]:
-    async with serve_models((MODELS, DEMO / "half_plus_two", DEMO / "uppercase", DEMO / "token_stream")) as opened:
+    async with serve_models(
+        (MODELS, *(PLAIN_MODELS / name for name in ("half_plus_two", "uppercase", "token_stream")))
+    ) as opened:
         yield opened
 
 

@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kserve_served import DEMO, serve_models
+from kserve_served import serve_models
 
+from process import PLAIN_MODELS
 from protocol_clients.kserve_async import STATUS_OF, GrpcClient, RestClient
 from triglot.core.errors import Code, ServingError
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.telemetry.trace_settings import KEYS, TraceOptions
 from triglot.telemetry.tracing import Tracer
 
-MODELS = [DEMO / "half_plus_two", DEMO / "half_plus_three"]
+MODELS = [PLAIN_MODELS / "half_plus_two", PLAIN_MODELS / "half_plus_three"]
 START = {
     "trace_level": ["OFF"],
     "trace_rate": ["1000"],

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kserve_served import DEMO, Served, serve_models
+from kserve_served import Served, serve_models
 
-from process import FREE_PORTS, IDENTITY, Triglot, run_triglot, write_model
+from process import FREE_PORTS, IDENTITY, PLAIN_MODELS, Triglot, run_triglot, write_model
 from protocol_clients.channel import grpc_channel, rpc
 from protocol_clients.kserve import server_ready
 from protocol_clients.kserve_async import STATUS_OF, GrpcClient, RestClient
@@ -23,7 +23,7 @@ from triglot.core.errors import Code
 from triglot.pb.kserve import inference_pb2 as pb
 from waiting import wait_until
 
-MODELS = [DEMO / "half_plus_two"]
+MODELS = [PLAIN_MODELS / "half_plus_two"]
 START = {
     "log_file": "",
     "log_info": True,

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kserve_served import DEMO, MODELS, Served, serve_models
+from kserve_served import MODELS, Served, serve_models
 from tensor_places import (
     INTERFACES,
     PREFIX,
@@ -31,6 +31,7 @@ from tensor_places import (
 )
 
 import triglot
+from process import PLAIN_MODELS
 from triglot.core.errors import Code
 from triglot.core.tensor import DATATYPES, Array
 from triglot.core.types import InferenceResponse, OutputOptions, RegionSlice
@@ -98,9 +99,9 @@ def into() -> Iterator[Memory]:
 
 @asynccontextmanager
 async def serving_memory(made: Memory, into: Memory, model: triglot.Model | None = None) -> AsyncIterator[Served]:
-    """A server of the demo's identities, or of a model as `scalar`, the regions "r" and "into", and what runs."""
+    """A server of the identities, or of a model as `scalar`, the regions "r" and "into", and what runs."""
     own: dict[str, Any] = {} if model is None else {"paths": [MODELS / "scalar"], "load": lambda *_: model}
-    own.setdefault("paths", sorted(DEMO.glob("identity_*")))
+    own.setdefault("paths", sorted(PLAIN_MODELS.glob("identity_*")))
     async with serve_models(**own, shared_memory_prefix=PREFIX, response_cache_bytes=2 * SIZE) as served:
         for name, region in (("r", made), ("into", into)):
             assert await register(served, name, region, SIZE) == (Code.OK, "")

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 import numpy as np
 import pytest
 import pytest_asyncio
-from kserve_served import DEMO, MODELS, Served, serve_models
+from kserve_served import MODELS, Served, serve_models
 from tensor_places import (
     INTERFACES,
     PREFIX,
@@ -22,6 +22,7 @@ from tensor_places import (
     unregister,
 )
 
+from process import PLAIN_MODELS
 from triglot.core.errors import Code
 from triglot.core.tensor import DATATYPES, TFSERVING_DATATYPES, object_array, pack_bytes
 from triglot.core.types import OutputOptions, RegionSlice
@@ -36,7 +37,7 @@ PAIR = np.array([[1, 2]], "f4")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def served() -> AsyncIterator[Served]:
-    paths = (MODELS, *sorted(DEMO.glob("identity_*")))
+    paths = (MODELS, *sorted(PLAIN_MODELS.glob("identity_*")))
     async with serve_models(paths, shared_memory_prefix=PREFIX, max_message_size=LIMIT) as opened:
         yield opened
 

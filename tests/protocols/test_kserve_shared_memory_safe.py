@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kserve_served import DEMO, MODELS, Served, serve_models
+from kserve_served import MODELS, Served, serve_models
 from tensor_places import (
     FULL_REGION,
     INTERFACES,
@@ -33,6 +33,7 @@ from tensor_places import (
 )
 
 import triglot
+from process import PLAIN_MODELS
 from triglot.core.errors import Code
 from triglot.core.types import OutputOptions, RegionSlice
 from triglot.protocols.kserve.regions import Region
@@ -69,9 +70,9 @@ async def names_of(served: Served) -> list[str]:
 async def serving_memory(
     made: Memory, model: triglot.Model | None = None, **options: Any
 ) -> AsyncIterator[Served]:
-    """A server of the demo's identities, or of a model as `scalar`, and the region "r", the whole object."""
+    """A server of the identities, or of a model as `scalar`, and the region "r", the whole object."""
     own: dict[str, Any] = {} if model is None else {"paths": [MODELS / "scalar"], "load": lambda *_: model}
-    own.setdefault("paths", sorted(DEMO.glob("identity_*")))
+    own.setdefault("paths", sorted(PLAIN_MODELS.glob("identity_*")))
     async with serve_models(**own, shared_memory_prefix=PREFIX, **options) as served:
         assert await register(served, "r", made, SIZE) == FINE
         yield served

@@ -13,6 +13,7 @@ import pytest
 from kserve_served import MODELS, Served, serve_models
 
 import triglot
+from process import PLAIN_MODELS
 from protocol_clients.kserve_async import Answer, Infer, Tensor, grpc_message, rest_body
 from triglot.core.errors import Code
 from triglot.core.tensor import pack_bytes
@@ -164,7 +165,7 @@ async def test_a_server_that_is_about_to_stop_is_live_and_not_ready() -> None:
 
 @pytest.mark.parametrize(("size", "code"), [(10_000, Code.OK), (30_000, Code.RESOURCE_EXHAUSTED)])
 async def test_messages_larger_than_the_server_takes(size: int, code: Code) -> None:
-    identity = Path(triglot.__file__).parent / "demo" / "identity_uint8"
+    identity = PLAIN_MODELS / "identity_uint8"
     async with serve_models([identity], max_message_size=20_000) as served:
         request = Infer("identity_uint8", [Tensor("x", "UINT8", [1, size], bytes(size))])
         answer = await served.grpc.infer(request)

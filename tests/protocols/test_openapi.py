@@ -13,11 +13,10 @@ from typing import Any
 
 import aiohttp
 import pytest
-from kserve_served import DEMO
 from live import live
 
 import triglot
-from process import write_model
+from process import PLAIN_MODELS, write_model
 from triglot import testing
 from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.tensor import Array
@@ -27,6 +26,7 @@ from triglot.protocols.openapi.routes import openapi_routes
 from triglot.protocols.protocol import Context
 from triglot.protocols.registry import rows
 from triglot.protocols.rows import Route
+from triglot.run import DEMO
 from triglot.telemetry.store import Telemetry
 from triglot.transports.rest.routes import Refused, Router
 
@@ -168,9 +168,9 @@ def examples(document: Any) -> Iterator[tuple[str, str, Any]]:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-async def test_every_example_of_every_demo_model_works_as_it_stands() -> None:
-    models = {path.name for path in DEMO.iterdir() if path.name != "__pycache__"}
-    async with serving(*sorted(DEMO.iterdir())) as client:
+async def test_every_example_of_every_model_works_as_it_stands() -> None:
+    models = {path.name for path in PLAIN_MODELS.iterdir() if path.name != "__pycache__"}
+    async with serving(*sorted(PLAIN_MODELS.iterdir())) as client:
         document = await client.document()
         shown = dict[str, set[str]]()
         for name, path, body in examples(document):
@@ -209,7 +209,7 @@ async def status_of(code: str) -> int:
 
 
 async def test_a_models_operation_has_its_tensors() -> None:
-    async with serving(DEMO / "image_classifier", DEMO / "half_plus_two") as client:
+    async with serving(DEMO / "image_classifier", PLAIN_MODELS / "half_plus_two") as client:
         found = operations(await client.document())
     infer = found["POST", "/v2/models/image_classifier/infer"]
     assert "Inputs: image FP32 [-1,3,224,224]. Outputs: scores FP32 [-1,1000]." in infer["description"]
@@ -262,7 +262,7 @@ async def test_models_that_are_hard_to_describe() -> None:
 
 async def test_models_come_and_go(tmp_path: Path) -> None:
     for name in ("one", "two"):
-        write_model(tmp_path / name, (DEMO / "half_plus_two" / "model.py").read_text())
+        write_model(tmp_path / name, (PLAIN_MODELS / "half_plus_two" / "model.py").read_text())
     path = "/v2/models/two/infer"
     async with serving(tmp_path, model_control_mode="explicit", load_model="one") as client:
         before = await client.call("GET", "/openapi.json")

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
-from process import FREE_PORTS, SECONDS, Triglot, unused_ports
+from process import FREE_PORTS, PLAIN_MODELS, SECONDS, Triglot, unused_ports
 from span_receivers import SERVER, Received, grpc_receiver, http_receiver
 from triglot.telemetry.spans.exporter import Exporter, exporter_of
 from triglot.telemetry.spans.otlp import constant
@@ -30,7 +30,7 @@ def one_span(number: int) -> Row:
 
 
 def infer(port: int, traceparent: str = "") -> None:
-    """One request to a demo model."""
+    """One request to an identity."""
     headers = {"traceparent": traceparent} if traceparent else {}
     url = f"http://127.0.0.1:{port}/v2/models/identity_fp32/infer"
     request = urllib.request.Request(url, json.dumps(BODY).encode(), headers)
@@ -50,7 +50,7 @@ def test_only_what_kserve_sets() -> None:
             "OTEL_TRACES_SAMPLER_ARG": "0.05",
             "OTEL_SERVICE_NAME": "my-service",
         }
-        with Triglot(*FREE_PORTS, environment=environment) as server:
+        with Triglot(PLAIN_MODELS, *FREE_PORTS, environment=environment) as server:
             infer(server.ports()[1], PARENT)
             assert f"spans are exported to {url}" in server.stderr.text()
             server.stop()
@@ -70,7 +70,7 @@ def test_over_http() -> None:
             "OTEL_EXPORTER_OTLP_HEADERS": "x-team=models,authorization=Bearer%20secret",
             "OTEL_RESOURCE_ATTRIBUTES": "service.name=a,deployment.environment.name=test",
         }
-        with Triglot(*FREE_PORTS, environment=environment) as server:
+        with Triglot(PLAIN_MODELS, *FREE_PORTS, environment=environment) as server:
             infer(server.ports()[1], PARENT)
             server.stop()
             assert "secret" not in server.stderr.text()
@@ -84,7 +84,7 @@ def test_over_http() -> None:
 
 
 def test_on_the_console() -> None:
-    with Triglot(*FREE_PORTS, environment={"OTEL_TRACES_EXPORTER": "console"}) as server:
+    with Triglot(PLAIN_MODELS, *FREE_PORTS, environment={"OTEL_TRACES_EXPORTER": "console"}) as server:
         infer(server.ports()[1], PARENT)
         server.stop()
         lines = [line for line in server.stdout.text().splitlines() if line.startswith("{")]
@@ -106,7 +106,9 @@ def test_triton_s_flag() -> None:
     with http_receiver() as (url, received):
         flags = ["mode=opentelemetry", f"opentelemetry,url={url}/v1/traces", "rate=2", "level=TIMESTAMPS"]
         flags += ["opentelemetry,resource=service.name=triton", "opentelemetry,bsp_schedule_delay=20"]
-        with Triglot(*FREE_PORTS, *(part for flag in flags for part in ("--trace-config", flag))) as server:
+        with Triglot(
+            PLAIN_MODELS, *FREE_PORTS, *(part for flag in flags for part in ("--trace-config", flag))
+        ) as server:
             port = server.ports()[1]
             for _ in range(4):
                 infer(port)

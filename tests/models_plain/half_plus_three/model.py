@@ -1,0 +1,11 @@
+"""x / 2 + 3."""
+
+import triglot
+
+
+class HalfPlusThree(triglot.Model):
+    inputs = [triglot.TensorSpec("x", "FP32", [-1])]
+    outputs = [triglot.TensorSpec("y", "FP32", [-1])]
+
+    def infer(self, inputs):
+        return {"y": inputs["x"] * 0.5 + 3}
