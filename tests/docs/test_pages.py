@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 from doc_pages import EXAMPLES, PAGES, ROOT, Reader, anchors_of, blocks_of, links_of
 
 OWN_PATH = re.compile(r"`((?:bench|codegen|deploy|docs|examples|protos|server|tests)/[\w./-]+)`")
+CALL = re.compile(r"^curl .*http|^grpcurl |^triglot infer |[cC]lient\(|Stub\(", re.MULTILINE)
 MADE_BY_MAKE = re.compile(r"`make ([a-z-]+)")
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
@@ -51,6 +53,20 @@ def test_files_and_targets_exist(name: str) -> None:
     assert [path for path in OWN_PATH.findall(text) if not (ROOT / path).exists()] == []
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert set(MADE_BY_MAKE.findall(text)) <= set(targets)
+
+
+def test_calls_are_shown_on_one_page_each() -> None:
+    """Those of clients, with the same words; another page has a link to it."""
+    pages: dict[str, set[str]] = defaultdict(set)
+    for name in NAMES:
+        for block in blocks_of((ROOT / name).read_text()):
+            if block.language in ("sh", "python") and not block.title:
+                # A call, and where the next one begins.
+                for call in re.split(r"^(?=curl |grpcurl |triglot infer )", block.text, flags=re.MULTILINE):
+                    if CALL.search(call):
+                        pages[" ".join(call.split())].add(name)
+    assert pages
+    assert {call: sorted(names) for call, names in pages.items() if len(names) > 1} == {}
 
 
 def test_new_protocol_takes_150_lines_and_changes_no_file() -> None:
