@@ -25,7 +25,7 @@ from triglot.model.signature import ModelMetadata
 from triglot.platform.memory import keep_memory
 from triglot.platform.systemd import ServiceManager
 from triglot.progress import load_progress
-from triglot.protocols.sample_calls import first_call
+from triglot.protocols.sample_calls import LARGEST_SAMPLE, first_call, samples_of_model
 from triglot.repository.config.settings import ModelSettings, settings_of
 from triglot.repository.manager.loader import Adapt, Load
 from triglot.repository.manager.summary import VersionSummary
@@ -355,7 +355,9 @@ def hint_lines(
         if "kserve" in config.protocol_names and config.grpc_port != NO_PORT and not tls:
             address = config.local_address(grpc_port)
             url = "" if address == GRPC_ADDRESS else f" --url {address}"
-            lines.append(f"{_program()} infer {shlex.quote(model.name)}{url}")
+            own = samples_of_model(model, LARGEST_SAMPLE)
+            inputs = [f"{sample.name}={json.dumps(sample.nested(), ensure_ascii=False)}" for sample in own]
+            lines.append(f"{_program()} infer {shlex.join([model.name, *inputs])}{url}")
         if config.rest_port != NO_PORT:
             token = TOKEN if config.access else ""
             header = ("-H 'Content-Type: application/json' " if call.json else "") + token

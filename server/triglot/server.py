@@ -24,6 +24,7 @@ from triglot.dataplane.dataplane import DataPlane
 from triglot.dataplane.model_calls import ModelCalls
 from triglot.dataplane.request_path import RequestRecorder
 from triglot.model.config import Recording
+from triglot.model.samples import SAMPLE_VALUES
 from triglot.model.signature import ModelMetadata, shape_text
 from triglot.platform.cgroups import memory_bound
 from triglot.platform.cpus import cpu_count
@@ -324,7 +325,10 @@ class Server:
                 if error.code is Code.INVALID_ARGUMENT:
                     log.info("%s", error)
                     continue
-                made = ", ".join(f"{s.name}: {s.datatype} {shape_text(s.shape)} of {s.value!r}" for s in samples)
+                made = ", ".join(
+                    f"{s.name}: {s.datatype} {shape_text(s.shape)} of {SAMPLE_VALUES[s.datatype]!r}"
+                    for s in samples
+                )
                 text = f"{error} (the example was made: {made}; give it one of its own, or use --no-calls)"
                 errors.append(ModelLoadError(text, error.code))
         return errors

@@ -132,10 +132,15 @@ def _mixed_pipeline() -> Any:
     return make_pipeline(encoded, LogisticRegression()).fit(MIXED, WORDS)
 
 
+def _kept(example: Any) -> dict[str, Any]:
+    """Options of `save_model`: an example, and no search for packages, which takes a process."""
+    return {"input_example": example, "pip_requirements": []}
+
+
 def _save(flavor: Any, found: Any, data: Any, **options: Any) -> Callable[[Path], None]:
     def write(path: Path) -> None:
         answer = getattr(found, options.get("pyfunc_predict_fn", "predict"))(data)
-        flavor.save_model(found, path, signature=infer_signature(data, answer), **options)
+        flavor.save_model(found, path, signature=infer_signature(data, answer), **_kept(data[:2]), **options)
 
     return write
 
@@ -149,14 +154,14 @@ def _python(model: Any, data: Any, answer: Any, params: Any = None) -> Callable[
     def write(path: Path) -> None:
         inferred = infer_signature(data, answer)
         signature = ModelSignature(inferred.inputs, inferred.outputs, params)
-        mlflow.pyfunc.save_model(path, python_model=model, signature=signature)
+        mlflow.pyfunc.save_model(path, python_model=model, signature=signature, **_kept(data))
 
     return write
 
 
 SAVED: Mapping[str, tuple[Callable[[Path], None], Any]] = {
     "sklearn": (
-        _save(mlflow.sklearn, LogisticRegression().fit(FRAME, TWO), FRAME, input_example=FRAME[:3]),
+        _save(mlflow.sklearn, LogisticRegression().fit(FRAME, TWO), FRAME),
         FRAME[3:9],
     ),
     "sklearn_pickled": (
@@ -171,9 +176,7 @@ SAVED: Mapping[str, tuple[Callable[[Path], None], Any]] = {
     ),
     "sklearn_words": (_save(mlflow.sklearn, _mixed_pipeline(), MIXED, serialization_format="pickle"), MIXED[:5]),
     "sklearn_matrix": (
-        _save(
-            mlflow.sklearn, LogisticRegression().fit(MATRIX, TWO), MATRIX.astype("f4"), input_example=MATRIX[:2]
-        ),
+        _save(mlflow.sklearn, LogisticRegression().fit(MATRIX, TWO), MATRIX.astype("f4")),
         MATRIX[:4].astype("f4"),
     ),
     "xgboost_classifier": (
@@ -181,7 +184,9 @@ SAVED: Mapping[str, tuple[Callable[[Path], None], Any]] = {
         FRAME[:5],
     ),
     "xgboost_booster": (
-        lambda path: mlflow.xgboost.save_model(_booster(), path, signature=infer_signature(FRAME)),
+        lambda path: mlflow.xgboost.save_model(
+            _booster(), path, signature=infer_signature(FRAME), **_kept(FRAME[:1])
+        ),
         FRAME[:5],
     ),
     "lightgbm_classifier": (
@@ -211,12 +216,17 @@ SAVED: Mapping[str, tuple[Callable[[Path], None], Any]] = {
         MIXED[:5],
     ),
     "onnx": (
-        lambda path: mlflow.onnx.save_model(_graph(), path, signature=infer_signature(MATRIX.astype("f4"))),
+        lambda path: mlflow.onnx.save_model(
+            _graph(), path, signature=infer_signature(MATRIX.astype("f4")), **_kept(MATRIX[:2].astype("f4"))
+        ),
         MATRIX[:2].astype("f4"),
     ),
     "onnx_frame": (
         lambda path: mlflow.onnx.save_model(
-            _graph(), path, signature=infer_signature(FRAME[["age", "income"]].assign(b=1.5))
+            _graph(),
+            path,
+            signature=infer_signature(FRAME[["age", "income"]].assign(b=1.5)),
+            **_kept(FRAME[["age", "income"]].assign(b=1.5)[:1]),
         ),
         FRAME[["age", "income"]].assign(b=1.5)[:1],
     ),
@@ -248,3 +258,8 @@ def invoke(folder: Path, body: str, content_type: str) -> Any:
     answer = scoring_server.invocations(body, content_type, model, model.metadata.get_input_schema())
     assert answer.status == 200
     return json.loads(answer.response)
+
+
+def example(folder: Path) -> Any:
+    """The input example of the model in a folder."""
+    return mlflow.pyfunc.load_model(str(folder)).input_example

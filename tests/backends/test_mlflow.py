@@ -19,7 +19,7 @@ import pytest
 pytest.importorskip("mlflow", reason="the mlflow environment has it")
 
 import pandas as pd
-from mlflow_models import SAVED, invoke, predict, save
+from mlflow_models import SAVED, example, invoke, predict, save
 
 from process import FREE_PORTS, SECONDS, Triglot
 from protocol_clients.channel import grpc_channel, rpc
@@ -122,13 +122,17 @@ def test_v2_over_rest(served: Served, name: str) -> None:
         }
         for tensor, array in arrays(name).items()
     ]
+    assert_equal(infer(served, name, inputs), expected(served, name))
+
+
+def infer(served: Served, name: str, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+    """The outputs for a call in V2's JSON."""
     status, answer = served.rest.post(f"/v2/models/{name}/infer", {"inputs": inputs})
     assert status == 200, answer
-    outputs = {
+    return {
         output["name"]: np.array(output["data"], _dtype(output["datatype"])).reshape(output["shape"])
         for output in answer["outputs"]
     }
-    assert_equal(outputs, expected(served, name))
 
 
 def _dtype(datatype: str) -> Any:
@@ -151,6 +155,25 @@ def test_v2_over_grpc(served: Served, name: str) -> None:
         )
         outputs[output.name] = np.array(data, _dtype(output.datatype)).reshape(tuple(output.shape))
     assert_equal(outputs, expected(served, name))
+
+
+# --- examples ---
+
+
+@pytest.mark.parametrize("name", BY_REST)
+def test_sample_of_the_page_is_the_input_example(served: Served, name: str) -> None:
+    _, details = served.rest.get(f"/grps/v1/monitor/model?name={name}")
+    inputs = [
+        {
+            "name": tensor["name"],
+            "datatype": tensor["datatype"],
+            "shape": tensor["sample"]["shape"],
+            "data": tensor["sample"]["data"],
+        }
+        for tensor in details["serves"]["signatures"]["serving_default"]["inputs"]
+    ]
+    outputs = infer(served, name, inputs)
+    assert_equal(outputs, predict(served.folder / name, example(served.folder / name)))
 
 
 # --- /invocations ---
@@ -328,14 +351,13 @@ utc_time_created: '2026-11-28 20:00:28.055900'
 
 
 def test_file_of_mlflow_2(served: Served, tmp_path: Path) -> None:
-    example = {"columns": ["age", "city"], "data": [[0.5, "Bonn"]]}
+    saved = {"columns": ["age", "city"], "data": [[0.5, "Bonn"]]}
     (tmp_path / "MLmodel").write_text(OLD)
     (tmp_path / "model.pkl").write_bytes((served.folder / "sklearn_words" / "model.pkl").read_bytes())
-    (tmp_path / "input_example.json").write_text(json.dumps(example))
-    (tmp_path / "serving_input_example.json").write_text(json.dumps({"dataframe_split": example}))
+    (tmp_path / "input_example.json").write_text(json.dumps(saved))
+    (tmp_path / "serving_input_example.json").write_text(json.dumps({"dataframe_split": saved}))
     model: Any = backends.load("mlflow", tmp_path / "MLmodel")
     call = Call()
-    (rows,) = model.example.values()
-    assert [json.loads(row) for row in rows] == [{"age": 0.5, "city": "Bonn"}]
+    assert {name: column.tolist() for name, column in model.example.items()} == {"age": [0.5], "city": [b"Bonn"]}
     answer = model.infer(model.example, call)
-    assert_equal(answer, predict(tmp_path, pd.DataFrame(example["data"], columns=example["columns"])))
+    assert_equal(answer, predict(tmp_path, pd.DataFrame(saved["data"], columns=saved["columns"])))

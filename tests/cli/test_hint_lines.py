@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from google.protobuf import json_format
 
@@ -135,6 +136,31 @@ def test_a_line_for_the_pages_one_for_the_command_line_and_one_for_rest() -> Non
         """curl -s http://127.0.0.1:2/v1/models/m:predict -d '{"inputs": {"x": [1.5]}}'"""
     ]
     assert hint_lines([model], Config(), 8001, 2, {})[0].endswith("triglot infer m")
+
+
+def test_lines_have_the_example_of_the_model() -> None:
+    inputs = [
+        TensorSpec("x", "FP32", [-1, 2]),
+        TensorSpec("city", "BYTES", [-1]),
+        TensorSpec("n", "INT64", [-1], True),
+    ]
+    signature = Signature(inputs, OUTPUTS)
+    rows = {"x": np.arange(0.1, 40.1).reshape(20, 2), "city": ["Köln"] * 20}
+    example, *others = (
+        {"x": [[0.1, 2]], "city": ["it's"]},
+        {"city": ["no x"]},
+        {"x": [[np.nan, 1]], "city": ["a"]},
+    )
+
+    def shown(example: object) -> list[str]:
+        return lines(ModelMetadata("m", ["1"], "p", signature, False, example=example))  # type: ignore[arg-type]
+
+    infer, curl = shown(example)
+    assert shlex.split(infer)[-5:-2] == ["m", "x=[[0.1, 2.0]]", 'city=["it\'s"]']
+    assert json.loads(body(curl)) == {"x": [[0.1, 2.0]], "city": ["it's"]}
+    infer, curl = shown([rows, example])  # Too large for a line: the first row of the first.
+    assert json.loads(body(curl)) == {"x": [[0.1, 1.1]], "city": ["Köln"]}
+    assert all("1.5" in shown(other)[1] for other in others)
 
 
 def test_lines_of_a_server_with_tls() -> None:

@@ -101,6 +101,7 @@ class DataPlane(RequestPath):
             servable.sequences is not None,
             self._registry.names_of(name, numbers),
             servable.model.columns,
+            servable.model.example,
         )
 
     def serving(self, permission: Permission) -> list[ModelMetadata]:

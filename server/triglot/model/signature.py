@@ -174,7 +174,7 @@ def signature_with(signatures: Mapping[str, Signature], default: str, outputs: S
 class ModelMetadata:
     """Metadata of a model. `versions`: the serving ones, or the requested one; `version_names`: their names.
 
-    `columns`: those of its table, where it knows their names.
+    `columns`: those of its table, where it knows their names. `example`: as `Model.example`.
     """
 
     name: str
@@ -187,3 +187,4 @@ class ModelMetadata:
     sequences: bool = False
     version_names: Sequence[str] = ()
     columns: Sequence[TensorSpec] = ()
+    example: Mapping[str, Any] | Sequence[Mapping[str, Any]] = ()

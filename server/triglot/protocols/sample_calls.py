@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from triglot.core.tensor import DATATYPES
-from triglot.model.samples import Sample, samples_of
+from triglot.model.samples import Sample, samples_of, samples_of_example
 from triglot.model.signature import DEFAULT_SIGNATURE, ModelMetadata
 
 
@@ -137,7 +137,7 @@ def stream_call(model: ModelMetadata, largest: int = LARGEST_SAMPLE) -> SampleCa
     if samples is None or not _all_have_fields(samples):
         return None
     call = _kserve_call(model.name, samples)
-    body = {sample.name: sample.value if sample.count == 1 else sample.flat() for sample in samples}
+    body = {sample.name: sample.flat()[0] if sample.count == 1 else sample.flat() for sample in samples}
     return call._replace(
         path=f"/v2/models/{quote(model.name)}/generate_stream",
         body=body,
@@ -160,12 +160,24 @@ def binary_call(model: ModelMetadata) -> BinaryCall | None:
 
 
 def made_samples(model: ModelMetadata, largest: int) -> list[Sample] | None:
-    """Return a sample of each input; None if none is known to fit, or one has more than `largest` elements."""
+    """Return the model's example, or a sample of each input.
+
+    None if none is known to fit, or one has more than `largest` elements.
+    """
+    if of_example := samples_of_model(model, largest):
+        return of_example
     if model.signature.any_tensors and not model.signature.inputs:
         return None  # The model takes any tensors, so no sample is known to fit.
     # No sample of Examples, or of JSON in strings, fits every model; sequences need an id, and a start.
     simple = model.signature.method == "predict" and not (model.speaks_json or model.sequences)
     return samples_of(model.signature.inputs, largest) if simple else None
+
+
+def samples_of_model(model: ModelMetadata, largest: int) -> list[Sample]:
+    """Return the model's own example; empty if it has none with at most `largest` elements in an input."""
+    if model.signature.method != "predict" or model.sequences:
+        return []
+    return samples_of_example(model.example, model.signature, largest)
 
 
 def _all_have_fields(samples: list[Sample]) -> bool:

@@ -7,6 +7,9 @@ precision of their column.
 
 from __future__ import annotations
 
+import base64
+import binascii
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -188,3 +191,18 @@ _CONVERSIONS: Mapping[str, Callable[[Array, np.dtype[Any]], Array]] = {
     "i": integers,
     "u": integers,
 }
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a value in a column of text is null, which pandas writes as NaN."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def from_base64(value: Any) -> bytes:
+    """Return a binary value: bytes of a tensor, base64 of JSON, where MLflow breaks lines. Raise `ValueError`."""
+    if isinstance(value, bytes):
+        return value
+    try:
+        return base64.b64decode(value.replace("\n", ""), validate=True)
+    except (AttributeError, TypeError, binascii.Error):
+        raise ValueError(f"expected base64, got {shown(value)}") from None

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import json
+import logging
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from triglot.backends.columns import Inputs
-from triglot.backends.mlflow.description import Description
-from triglot.backends.mlflow.inputs import columns_of, tensors_of
+from triglot.backends.columns import INPUT, Inputs
+from triglot.backends.mlflow.description import DATATYPES, Description, Field
+from triglot.backends.mlflow.inputs import columns_of, from_base64, is_missing, tensors_of
 from triglot.core.call import Call
+from triglot.core.errors import InvalidArgument
 from triglot.core.tensor import Array, object_array
 from triglot.core.types import Answer
 from triglot.model.model import Model
 from triglot.model.signature import INSTANCES
 
+log = logging.getLogger(__name__)
+
+INPUTS = "inputs"
+"""The form of /invocations that is no DataFrame, in an example."""
 OUTPUT = "output-1"
 """Name of a single output without one."""
 
@@ -56,18 +62,63 @@ class MLflowModel(Model):
         """Return the outputs for inputs as the signature declares them, or any without one."""
 
 
-def example_of(description: Description) -> Mapping[str, Any] | Sequence[Mapping[str, Any]]:
-    """Return the input example as inputs of a call; empty if there is none, or none that inputs can hold."""
-    body = description.example
-    split, found = body.get("dataframe_split"), body.get("inputs")
-    if isinstance(split, dict) and "columns" in split and not description.takes_tensors:
-        rows = [dict(zip(map(str, split["columns"]), row, strict=True)) for row in split["data"]]
-        return {INSTANCES: object_array([json.dumps(row).encode() for row in rows], (len(rows),))}
-    if found is None or not description.takes_tensors:
-        return ()
-    if not isinstance(found, dict):
-        found = {description.inputs[0].name: found}
-    return {name: _array(value) for name, value in found.items()}
+def example_of(description: Description) -> Mapping[str, Any]:
+    """Return the input example as a call's inputs, in the datatypes of the signature; empty without one that fits.
+
+    Rows are columns by name, or `instances` where a text is missing, which no tensor can express.
+    """
+    body, fields = description.example, description.inputs
+    if not body:
+        return {}
+    try:
+        if fields and description.takes_tensors:
+            given = body[INPUTS] if isinstance(body.get(INPUTS), dict) else {fields[0].name: body[INPUTS]}
+            return tensors_of(fields, {name: _array(value) for name, value in given.items()})
+        if not fields and INPUTS in body:
+            return {INPUT: _array(body[INPUTS])}
+        rows = _rows(body, all(field.kind in DATATYPES for field in fields))
+        instances = {INSTANCES: object_array([json.dumps(row).encode() for row in rows], (len(rows),))}
+        columns = columns_of(fields, instances) if fields else {}
+        if not columns or any(map(_lacks_text, columns.values())):
+            return instances
+        return {field.name: _tensor(field, columns[field.name]) for field in fields if field.name in columns}
+    except (InvalidArgument, KeyError, TypeError, ValueError) as error:
+        log.warning(
+            "%s: the input example does not fit its signature, and is not used: %s", description.file, error
+        )
+        return {}
+
+
+def _rows(body: Mapping[str, Any], are_columns: bool) -> list[Any]:
+    """Return the rows of an example.
+
+    `are_columns`: whether the lists of an object are columns, not values of one row. Raise `KeyError` and
+    `ValueError`.
+    """
+    if "dataframe_split" in body:
+        split = body["dataframe_split"]
+        return [dict(zip(map(str, split["columns"]), row, strict=True)) for row in split["data"]]
+    # Of a chat model, the body is the row.
+    given = body.get(INPUTS, body)
+    if isinstance(given, dict) and are_columns and all(isinstance(value, list) for value in given.values()):
+        return [dict(zip(given, row, strict=True)) for row in zip(*given.values(), strict=True)]
+    return given if isinstance(given, list) else [given]
+
+
+def _lacks_text(column: Array) -> bool:
+    return column.dtype.hasobject and any(map(is_missing, column.tolist()))
+
+
+def _tensor(field: Field, column: Array) -> Array:
+    """Return a column as a client sends it."""
+    if not column.dtype.hasobject:
+        return column
+    values: list[Any] = column.tolist()
+    if field.kind == "binary":
+        return object_array([from_base64(value) for value in values], column.shape)
+    if field.kind not in DATATYPES:
+        values = list(map(json.dumps, values))
+    return object_array([str(value).encode() for value in values], column.shape)
 
 
 def _array(value: Any) -> Array:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import importlib
 import json
 import logging
@@ -18,6 +16,7 @@ from triglot.backends import error_text, missing_dependency
 from triglot.backends.columns import Inputs, parsed, shown
 from triglot.backends.json_values import serialize
 from triglot.backends.mlflow.description import Description, Field, missing_module
+from triglot.backends.mlflow.inputs import from_base64, is_missing
 from triglot.backends.mlflow.model import MLflowModel
 from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument, ModelLoadError
@@ -136,7 +135,9 @@ class PythonFunction(MLflowModel):
             return array
         try:
             if field.kind == "binary":
-                return self._pandas.Series([_bytes(value) for value in array.tolist()], dtype=object)
+                return self._pandas.Series(
+                    [None if value is None else from_base64(value) for value in array.tolist()], dtype=object
+                )
             if field.kind == "datetime":
                 return self._pandas.to_datetime([_decoded(value) for value in array.tolist()])
             if field.kind == "string":
@@ -185,23 +186,15 @@ def _text(array: Array) -> Array:
 def _string(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.decode()
-    if value is not None and not isinstance(value, str):
+    if is_missing(value):
+        return None
+    if not isinstance(value, str):
         raise ValueError(f"expected text, got {shown(value)}")
     return value
 
 
 def _decoded(value: Any) -> Any:
     return value.decode() if isinstance(value, bytes) else value
-
-
-def _bytes(value: Any) -> bytes | None:
-    """Return a binary value: bytes of a tensor, base64 of JSON."""
-    if value is None or isinstance(value, bytes):
-        return value
-    try:
-        return base64.b64decode(value, validate=True)
-    except (TypeError, binascii.Error):
-        raise ValueError(f"expected base64, got {shown(value)}") from None
 
 
 def _param(name: str, value: ParameterValue, *, is_list: bool) -> Any:

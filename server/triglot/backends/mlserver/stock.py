@@ -94,7 +94,7 @@ class StockModel(Model):
             )
         self._defaults = [spec.name for spec in methods[default]]
         self.inputs = settings.inputs or model.inputs
-        self.columns = model.columns
+        self.columns, self.example = model.columns, model.example
         self.outputs = [_with_column(spec) for specs in methods.values() for spec in specs]
         self.labels = model.labels
         self.warnings = model.warnings

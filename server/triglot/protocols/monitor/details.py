@@ -14,7 +14,7 @@ from triglot.core.errors import ServingError
 from triglot.core.operation import Permission
 from triglot.core.types import TensorSpec
 from triglot.dataplane.dataplane import DataPlane
-from triglot.model.samples import sample_of
+from triglot.model.samples import Sample, sample_of, samples_of_example
 from triglot.model.signature import Signature
 from triglot.protocols.monitor.overview import Document
 from triglot.protocols.sample_calls import LARGEST_EXAMPLE, element_fields
@@ -51,7 +51,9 @@ def encode_details(document: Document) -> bytes:
 
 def _served(servable: Servable) -> Document:
     speaks_json = servable.model.speaks_json
-    files = _files_in(servable.model.example)
+    example = servable.model.example
+    files = _files_in(example)
+    own = {sample.name: sample for sample in samples_of_example(example, servable.signature, LARGEST_EXAMPLE)}
     return {
         "version": servable.version,
         "platform": servable.platform,
@@ -61,7 +63,13 @@ def _served(servable: Servable) -> Document:
         "speaks_json": speaks_json,
         "default_signature": servable.default_signature,
         "signatures": {
-            name: _signature(signature, servable.labels, files, speaks_json=speaks_json)
+            name: _signature(
+                signature,
+                servable.labels,
+                files,
+                own if name == servable.default_signature else {},
+                speaks_json=speaks_json,
+            )
             for name, signature in servable.signatures.items()
         },
     }
@@ -84,7 +92,12 @@ def _is_binary(element: Any) -> bool:
 
 
 def _signature(
-    signature: Signature, labels: Mapping[str, Sequence[bytes]], files: set[str], *, speaks_json: bool
+    signature: Signature,
+    labels: Mapping[str, Sequence[bytes]],
+    files: set[str],
+    own: Mapping[str, Sample],
+    *,
+    speaks_json: bool,
 ) -> Document:
     return {
         "method": signature.method,
@@ -92,7 +105,8 @@ def _signature(
             _tensor(spec)
             | {
                 "optional": spec.name in signature.may_lack,
-                "sample": _sample(spec, speaks_json=speaks_json) | {"binary": spec.name in files},
+                "sample": _sample(spec, own.get(spec.name), speaks_json=speaks_json)
+                | {"binary": spec.name in files},
             }
             for spec in signature.inputs
         ],
@@ -115,11 +129,13 @@ def _tensor(spec: TensorSpec) -> Document:
     }
 
 
-def _sample(spec: TensorSpec, *, speaks_json: bool) -> Document:
-    """Return a sample's `shape`, of one dim if the rank is free, and its nested `data`.
+def _sample(spec: TensorSpec, own: Sample | None, *, speaks_json: bool) -> Document:
+    """Return the `shape` and the nested `data` of the model's `own` sample, or of a made one.
 
-    None if too large or unknown.
+    A free rank is one dim. The data are None if too large or unknown.
     """
+    if own is not None:
+        return {"shape": own.shape, "data": own.nested()}
     shape = [1] if spec.shape is None else [1 if dim == -1 else dim for dim in spec.shape]
     sample = sample_of(replace(spec, shape=shape))
     data: Any = None
