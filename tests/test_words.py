@@ -190,7 +190,7 @@ def test_messages_use_standard_terms() -> None:
 
 def test_names_and_docstrings_use_standard_terms() -> None:
     found = []
-    for file, source in sources("server", "tests", "bench", "codegen"):
+    for file, source in sources("server", "tests", "bench", "codegen", "examples"):
         tree = ast.parse(source)
         stem = Path(file).stem
         found += [
@@ -205,7 +205,8 @@ def test_names_and_docstrings_use_standard_terms() -> None:
 
 
 def test_the_documentation_uses_standard_terms() -> None:
-    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    pages = [page for folder in ("docs", "examples") for page in (ROOT / folder).rglob("*.md")]
+    pages += ROOT.glob("*.md")
     # What was released is as it was, and contracts say what other programs say.
     read = [page for page in pages if page.name.lower() != "changelog.md" and "contracts" not in page.parts]
     found = [

@@ -1,4 +1,4 @@
-"""Fits who leaves, from the plan, the months of the contract, and calls to the support."""
+"""Fits which customers leave, from the plan, the months of the contract, and calls to the support."""
 
 import joblib
 import numpy as np

@@ -14,10 +14,8 @@ class Teller(triglot.Model):
     outputs = [triglot.TensorSpec("word", "BYTES", [1])]
 
     def load(self, folder):
-        words = TEXT.split()
-        self.next = {}
-        for word, following in pairwise(words):
-            self.next.setdefault(word, following)
+        # Of a word that comes twice, the first one that follows it: later pairs are replaced by earlier ones.
+        self.next = dict(reversed(list(pairwise(TEXT.split()))))
 
     def infer(self, inputs, call):
         word = inputs["start"][0].decode()
