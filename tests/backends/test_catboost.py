@@ -26,30 +26,47 @@ X = RANDOM.random((120, 3)).astype("f4")
 TWO, THREE = RANDOM.integers(0, 2, 120), RANDOM.integers(0, 3, 120)
 REAL = X[:, 0] + RANDOM.random(120)
 OPTIONS = {"iterations": 5, "verbose": False, "thread_count": 1, "allow_writing_files": False}
+RANKERS = [
+    *("YetiRank", "YetiRankPairwise", "LambdaMart", "PairLogit", "PairLogitPairwise", "QueryRMSE", "QuerySoftMax"),
+    *("StochasticFilter", "StochasticRank:metric=DCG"),
+]
 VALUES: dict[str, Any] = {
-    **dict.fromkeys(("RMSE", "MAE", "Quantile", "LogCosh", "Huber:delta=1", "MAPE", "Poisson", "Cox"), REAL),
+    **dict.fromkeys(
+        ("RMSE", "MAE", "Quantile", "LogCosh", "Huber:delta=1", "MAPE", "RMSPE", "Poisson", "Cox"), REAL
+    ),
+    **dict.fromkeys(("LogLinQuantile", "Lq:q=1.5", "Expectile:alpha=0.3", "MultiQuantile:alpha=0.2,0.8"), REAL),
     "Tweedie:variance_power=1.5": REAL,
     "MultiRMSE": np.column_stack([REAL, -REAL]),
+    "MultiRMSEWithMissingValues": np.column_stack([REAL, np.where(TWO, np.nan, REAL)]),
+    "SurvivalAft": np.column_stack([REAL, np.where(TWO, -1, REAL + 1)]),
     "RMSEWithUncertainty": REAL,
-    "YetiRank": THREE,
-    "QueryRMSE": THREE,
+    "GroupQuantile": REAL,
+    **dict.fromkeys(RANKERS, THREE),
 }
 CLASSES: dict[str, Any] = {
     "Logloss": TWO,
     "CrossEntropy": TWO,
+    "Focal:focal_alpha=0.3;focal_gamma=2": TWO,
     "MultiClass": THREE,
     "MultiClassOneVsAll": THREE,
     "MultiLogloss": np.column_stack([TWO, THREE > 1]).astype(int),
+    "MultiCrossEntropy": np.column_stack([TWO, THREE > 1]).astype(int),
 }
+"""Every loss that CatBoost 1.2 trains with on a CPU, and a target for it."""
 
 
 def trained(loss: str, target: Any, data: Any = X, **columns: Any) -> Any:
     """A model of the class that its loss is for."""
-    if loss in {"YetiRank", "QueryRMSE"}:
+    if loss in RANKERS or loss == "GroupQuantile":
         columns["group_id"] = np.repeat([0, 1], 60)
+    if loss in RANKERS:
         kind = catboost.CatBoostRanker
+    elif loss == "GroupQuantile":
+        kind = catboost.CatBoost  # It has no class of its own.
     else:
         kind = catboost.CatBoostClassifier if loss in CLASSES else catboost.CatBoostRegressor
+    if kind is catboost.CatBoost:
+        return kind(OPTIONS | {"loss_function": loss}).fit(catboost.Pool(data, target, **columns))
     return kind(loss_function=loss, **OPTIONS).fit(catboost.Pool(data, target, **columns))
 
 
@@ -86,7 +103,7 @@ def test_classifier_answers_with_labels(tmp_path: Path, loss: str) -> None:
     for count in (120, 1):
         labels = own.predict(X[:count])
         answer = infer(model, x=X[:count])
-        np.testing.assert_array_equal(answer, labels if loss == "MultiLogloss" else labels.reshape(-1))
+        np.testing.assert_array_equal(answer, labels if CLASSES[loss].ndim > 1 else labels.reshape(-1))
         probabilities = own.predict_proba(X[:count])
         np.testing.assert_array_equal(infer(model, "predict_proba", x=X[:count]), probabilities)
     for kind in ("RawFormulaVal", "LogProbability"):

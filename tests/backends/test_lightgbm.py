@@ -48,6 +48,10 @@ OBJECTIVES: dict[str, tuple[dict[str, Any], Any]] = {
     "forest of classes": ({"objective": "multiclass", "num_class": 3, **FOREST}, THREE),
     "linear": ({"objective": "regression", "linear_tree": True}, REAL),
     "zeros": ({"objective": "regression", "zero_as_missing": True}, REAL),
+    "the author's own": (
+        {"objective": lambda scores, data: (scores - data.get_label(), np.ones(len(scores)))},
+        REAL,
+    ),
 }
 
 

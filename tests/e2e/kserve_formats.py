@@ -165,20 +165,30 @@ FORMATS = {
 
 _FIRST = {"name": "input-0", "datatype": "FP32", "shape": [2, 4], "data": [*chain(*IRIS)]}
 IN_PLACE = {
-    "mlserver_sklearn.SKLearnModel": Format(
-        "ml",
-        _by("ml", f"{HOUSES}import joblib; joblib.dump(model, 'model.joblib')"),
-        HOUSE,
-        {"predict": [16900.0]},
+    "sklearn": (
+        "mlserver_sklearn.SKLearnModel",
+        Format(
+            "ml",
+            _by("ml", f"{HOUSES}import joblib; joblib.dump(model, 'model.joblib')"),
+            HOUSE,
+            {"predict": [16900.0]},
+        ),
     ),
-    "mlserver_xgboost.XGBoostModel": Format(
-        "ml", _by("ml", f"{XGBOOST}model.save_model('model.bst')"), [_FIRST], _PREDICTED
+    "xgboost": (
+        "mlserver_xgboost.XGBoostModel",
+        Format("ml", _by("ml", f"{XGBOOST}model.save_model('model.bst')"), [_FIRST], _PREDICTED),
     ),
-    "mlserver_lightgbm.LightGBMModel": Format(
-        "ml", _by("ml", f"{LIGHTGBM}model.save_model('model.bst')"), [_FIRST], _PREDICTED
+    "lightgbm": (
+        "mlserver_lightgbm.LightGBMModel",
+        Format("ml", _by("ml", f"{LIGHTGBM}model.save_model('model.bst')"), [_FIRST], _PREDICTED),
     ),
-    "mlserver_mlflow.MLflowRuntime": Format(
-        "mlflow", _by("mlflow", MLFLOW_HOUSES), HOUSE, {"output-1": [16900.0]}
+    "catboost": (
+        "mlserver_sklearn.SKLearnModel",
+        Format("ml", _by("ml", f"{CATBOOST}model.save_model('model.cbm')"), [_FIRST], _PREDICTED),
+    ),
+    "mlflow": (
+        "mlserver_mlflow.MLflowRuntime",
+        Format("mlflow", _by("mlflow", MLFLOW_HOUSES), HOUSE, {"output-1": [16900.0]}),
     ),
 }
-"""By the class that KServe names in a label, what an InferenceService of kserve-mlserver has."""
+"""By format, the class that KServe names in a label, and what an InferenceService of kserve-mlserver has."""

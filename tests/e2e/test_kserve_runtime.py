@@ -47,9 +47,11 @@ def test_kserves_clients_ask_for_the_name_of_the_service(tmp_path: Path, case: s
 
 
 @pytest.mark.newest
-@pytest.mark.parametrize("model_class", IN_PLACE)
-def test_runtime_in_place_of_kserve_mlserver(tmp_path: Path, model_class: str) -> None:
-    sample = IN_PLACE[model_class]
+@pytest.mark.parametrize(
+    "name", dict.fromkeys(found["name"] for found in runtime(MLSERVER)["spec"]["supportedModelFormats"])
+)
+def test_runtime_in_place_of_kserve_mlserver(tmp_path: Path, name: str) -> None:
+    model_class, sample = IN_PLACE[name]
     models = tmp_path / "models"
     models.mkdir()
     prefix = restricted(models)

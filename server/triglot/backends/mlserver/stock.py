@@ -32,11 +32,13 @@ class Runtime:
     files: Sequence[str]
 
 
+SKLEARN = Runtime("sklearn", ("model.joblib", "model.pickle", "model.pkl"))
+CATBOOST = Runtime("catboost", ("model.cbm", "model.bin"))
 RUNTIMES: Mapping[str, Runtime] = {
-    "mlserver_sklearn.SKLearnModel": Runtime("sklearn", ("model.joblib", "model.pickle", "model.pkl")),
+    "mlserver_sklearn.SKLearnModel": SKLEARN,
     "mlserver_xgboost.XGBoostModel": Runtime("xgboost", ("model.bst", "model.json", "model.ubj")),
     "mlserver_lightgbm.LightGBMModel": Runtime("lightgbm", ("model.bst", "model.txt")),
-    "mlserver_catboost.CatboostModel": Runtime("catboost", ("model.cbm", "model.bin")),
+    "mlserver_catboost.CatboostModel": CATBOOST,
     "mlserver_mlflow.MLflowRuntime": Runtime(MLFLOW, ("MLmodel",)),
 }
 
@@ -51,12 +53,14 @@ def load(runtime: Runtime, settings: Settings, config: ModelConfig) -> Model:
     """Return the model of a runtime. Raise `ModelLoadError`."""
     file = settings.file
     if file.is_dir():
-        found = [file / name for name in runtime.files if (file / name).is_file()]
+        # KServe names the class of scikit-learn for formats that it does not know, which CatBoost is.
+        candidates = [SKLEARN, CATBOOST] if runtime is SKLEARN else [runtime]
+        found = [(kind, file / name) for kind in candidates for name in kind.files if (file / name).is_file()]
         if not found:
             raise ModelLoadError(
                 f"{file}: expected one of {', '.join(runtime.files)}, or parameters.uri of a file"
             )
-        file = found[0]
+        runtime, file = found[0]
     others = {name: value for name, value in config.parameters.items() if name != DEFAULTS}
     model = backends.load(runtime.backend, file, replace(config, parameters=others))
     if runtime.backend == MLFLOW:  # It has inputs, outputs and parameters of its own.
