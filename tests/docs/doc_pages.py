@@ -219,7 +219,12 @@ class Reader:
         for known, port in self._ports.items():
             text = re.sub(rf"(?<=:){known}\b", port, text)
             if known == "8001":  # Of gRPC, where no other one is named.
-                text = text.replace("triglot infer ", f"triglot infer --url 127.0.0.1:{port} ")
+                text = re.sub(
+                    r"triglot (infer|models)(?= |$)",
+                    rf"triglot \1 --url 127.0.0.1:{port}",
+                    text,
+                    flags=re.MULTILINE,
+                )
         return text
 
     def _variables(self) -> dict[str, str]:

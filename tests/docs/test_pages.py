@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import shutil
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from doc_pages import EXAMPLES, PAGES, ROOT, Reader, anchors_of, blocks_of, links_of
 
+from triglot.cli.main import command_line
+
 OWN_PATH = re.compile(r"`((?:bench|codegen|deploy|docs|examples|protos|server|tests)/[\w./-]+)`")
 CALL = re.compile(r"^curl .*http|^grpcurl |^triglot infer |[cC]lient\(|Stub\(", re.MULTILINE)
 MADE_BY_MAKE = re.compile(r"`make ([a-z-]+)")
+OTHER_OPTIONS = {
+    "--cert",
+    "--enable-feature",
+    "--extra-index-url",
+    "--find-links",
+    "--from",
+    "--gzip-local",
+    "--model-repository",
+    "--pip-args",
+    "--strict",
+    "--vectors-path",
+}
+"""Of curl, pip, gcloud and others, and the one that a page adds."""
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
 
@@ -53,6 +70,29 @@ def test_files_and_targets_exist(name: str) -> None:
     assert [path for path in OWN_PATH.findall(text) if not (ROOT / path).exists()] == []
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert set(MADE_BY_MAKE.findall(text)) <= set(targets)
+
+
+def test_options_exist() -> None:
+    """Those that pages name in their text; a page for another server's users names that server's, too."""
+    known = {*_flags(command_line()), *OTHER_OPTIONS}
+    unknown = {
+        (name, option)
+        for name in NAMES
+        if not name.lower().endswith("changelog.md") and not {"contracts", "migrating"} & {*Path(name).parts}
+        for code in re.findall(r"`([^`\n]*)`", (ROOT / name).read_text())
+        for option in re.findall(r"(?<![\w-])--[a-z][\w-]*", code)
+        if option not in known
+    }
+    assert unknown == set()
+
+
+def _flags(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """The options of a command and of all below it."""
+    for action in parser._actions:
+        yield from action.option_strings
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from _flags(command)
 
 
 def test_calls_are_shown_on_one_page_each() -> None:
