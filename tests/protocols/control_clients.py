@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import struct
 import threading
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from kserve_served import Served
+from kserve_served import Served, serve_models
 
 from protocol_clients.kserve_async import STATUS_OF, Answer, GrpcClient, Infer, RestClient, Tensor
 from triglot import backends
@@ -18,6 +20,7 @@ from triglot.core.errors import Code
 from triglot.model.config import ModelConfig
 from triglot.model.model import Model
 from triglot.pb.kserve import inference_pb2 as pb
+from triglot.repository.manager.loader import Load
 from waiting import until_found
 
 SECONDS = 20
@@ -186,6 +189,21 @@ class Loads:
         self.begun.append(f"{file.parent.parent.name}/{file.parent.name}")
         assert self.gate.wait(SECONDS)
         return backends.load(backend, file, config)
+
+
+@dataclass(frozen=True)
+class Explicit:
+    """Servers in explicit control mode of the models in a folder, controlled over one of KServe's interfaces."""
+
+    interface: str
+    folder: Path
+
+    @asynccontextmanager
+    async def __call__(
+        self, *paths: Path, load: Load = backends.load, **options: Any
+    ) -> AsyncIterator[tuple[Served, Control]]:
+        async with serve_models(paths or [self.folder], load, **EXPLICIT | options) as served:
+            yield served, control_of(served, self.interface)
 
 
 async def until_index(control: Control, *rows: Row) -> None:

@@ -13,6 +13,7 @@ from control_clients import (
     FINE,
     SAYS,
     UNLOADED,
+    Explicit,
     Loads,
     Row,
     ask,
@@ -29,8 +30,8 @@ from waiting import SECONDS, until
 
 
 @pytest.fixture(params=["grpc", "rest"])
-def interface(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+def explicit(request: pytest.FixtureRequest, tmp_path: Path) -> Explicit:
+    return Explicit(request.param, tmp_path)
 
 
 @pytest.fixture
@@ -41,10 +42,9 @@ def load() -> Loads:
 # --- at the same time ---
 
 
-async def test_one_model_by_many_at_once(interface: str, tmp_path: Path, load: Loads) -> None:
+async def test_one_model_by_many_at_once(explicit: Explicit, tmp_path: Path, load: Loads) -> None:
     put(tmp_path / "a" / "1", says=1)
-    async with serve_models([tmp_path], load, **EXPLICIT) as served:
-        control = control_of(served, interface)
+    async with explicit(load=load) as (_, control):
         load.gate.clear()
         loading = [asyncio.create_task(control.load("a")) for _ in range(10)]
         await until(lambda: len(load.begun) == 1)
@@ -56,12 +56,11 @@ async def test_one_model_by_many_at_once(interface: str, tmp_path: Path, load: L
         assert load.begun == ["a/1"]
 
 
-async def test_many_models_at_once(interface: str, tmp_path: Path) -> None:
+async def test_many_models_at_once(explicit: Explicit, tmp_path: Path) -> None:
     names = [f"m{number}" for number in range(10)]
     for number, name in enumerate(names):
         put(tmp_path / name, says=number, text=FAILS if number == 3 else SAYS)
-    async with serve_models([tmp_path], **EXPLICIT) as served:
-        control = control_of(served, interface)
+    async with explicit() as (served, control):
         outcomes = await asyncio.gather(*(control.load(name) for name in names))
         assert [outcome == FINE for outcome in outcomes] == [number != 3 for number in range(10)]
         assert [await ask(served, name) for name in names if name != "m3"] == [0, 1, 2, *range(4, 10)]
@@ -69,10 +68,9 @@ async def test_many_models_at_once(interface: str, tmp_path: Path) -> None:
         assert {row.reason for row in await control.index() if row.state == "UNAVAILABLE"} == {UNLOADED}
 
 
-async def test_a_model_that_is_unloaded_while_it_loads(interface: str, tmp_path: Path, load: Loads) -> None:
+async def test_a_model_that_is_unloaded_while_it_loads(explicit: Explicit, tmp_path: Path, load: Loads) -> None:
     put(tmp_path / "a" / "1")
-    async with serve_models([tmp_path], load, **EXPLICIT) as served:
-        control = control_of(served, interface)
+    async with explicit(load=load) as (_, control):
         load.gate.clear()
         loading = asyncio.create_task(control.load("a"))
         await until(lambda: load.begun == ["a/1"])
@@ -87,10 +85,9 @@ async def test_a_model_that_is_unloaded_while_it_loads(interface: str, tmp_path:
         assert await control.load("a") == FINE
 
 
-async def test_the_last_of_several_configurations_counts(interface: str, tmp_path: Path, load: Loads) -> None:
+async def test_the_last_of_several_configurations_counts(explicit: Explicit, tmp_path: Path, load: Loads) -> None:
     put(tmp_path / "a" / "1")
-    async with serve_models([tmp_path], load, **EXPLICIT) as served:
-        control = control_of(served, interface)
+    async with explicit(load=load) as (served, control):
         load.gate.clear()
         first = asyncio.create_task(control.load("a", config=config_text(**saying(1))))
         await until(lambda: len(load.begun) == 1)
@@ -165,12 +162,11 @@ async def test_a_client_that_leaves_while_its_model_loads(tmp_path: Path, load: 
             assert await ask(served, name) == 1
 
 
-async def test_a_server_that_stops_while_a_model_loads(interface: str, tmp_path: Path, load: Loads) -> None:
+async def test_a_server_that_stops_while_a_model_loads(explicit: Explicit, tmp_path: Path, load: Loads) -> None:
     put(tmp_path / "a" / "1", says=1)
     put(tmp_path / "b" / "1", says=1)
     load.gate.clear()
-    async with serve_models([tmp_path], load, **EXPLICIT, grace=SECONDS) as served:
-        control = control_of(served, interface)
+    async with explicit(load=load, grace=SECONDS) as (served, control):
         loads = [asyncio.create_task(control.load(name)) for name in ("a", "b")]
         await until(lambda: len(load.begun) == 1)
         await until(lambda: sum(endpoint.in_flight for endpoint in served.server.telemetry.endpoints()) == 2)

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from control_clients import EXPLICIT, FINE, SAYS, Row, ask, control_of, put, put_config, until_index
+from control_clients import EXPLICIT, FINE, SAYS, Explicit, Row, ask, control_of, put, put_config, until_index
 from kserve_served import serve_models
 
 from gates import Gate
@@ -29,8 +29,8 @@ UNLOADED = ("UNAVAILABLE", "unloaded")
 
 
 @pytest.fixture(params=["grpc", "rest"])
-def interface(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+def explicit(request: pytest.FixtureRequest, tmp_path: Path) -> Explicit:
+    return Explicit(request.param, tmp_path)
 
 
 def put_ensemble(folder: Path, *parts: str) -> None:
@@ -56,15 +56,14 @@ def ready(*names: str) -> list[Row]:
 
 @pytest.mark.parametrize("form", ["config", "python"])
 async def test_parts_are_loaded_and_unloaded_with_their_ensemble(
-    interface: str, form: str, tmp_path: Path
+    explicit: Explicit, form: str, tmp_path: Path
 ) -> None:
     put_parts(tmp_path, a=1, b=2)
     if form == "config":
         put_ensemble(tmp_path / "e", "a", "b")
     else:
         put(tmp_path / "e" / "1", text=PYTHON_FORM)
-    async with serve_models([tmp_path], **EXPLICIT) as served:
-        control = control_of(served, interface)
+    async with explicit() as (served, control):
         assert await control.load("e") == FINE
         assert await control.index() == ready("e", "a", "b")
         assert await ask(served, "e") == 2
@@ -77,12 +76,11 @@ async def test_parts_are_loaded_and_unloaded_with_their_ensemble(
 
 @pytest.mark.parametrize("parameters", [{}, {"unload_dependents": False}])
 async def test_what_it_is_made_of_stays_unless_asked(
-    interface: str, parameters: dict[str, bool], tmp_path: Path
+    explicit: Explicit, parameters: dict[str, bool], tmp_path: Path
 ) -> None:
     put_parts(tmp_path, a=1)
     put_ensemble(tmp_path / "e", "a")
-    async with serve_models([tmp_path], **EXPLICIT) as served:
-        control = control_of(served, interface)
+    async with explicit() as (served, control):
         assert await control.load("e") == FINE
         assert await control.unload("e", **parameters) == FINE
         await until_index(control, Row("e", "1", *UNLOADED), *ready("a"))
@@ -105,14 +103,13 @@ async def test_asked_for_while_it_is_tried_without_a_part(turns: int, tmp_path: 
             assert await ask(served, "e") == 1
 
 
-async def test_what_others_need_stays(interface: str, tmp_path: Path) -> None:
+async def test_what_others_need_stays(explicit: Explicit, tmp_path: Path) -> None:
     """A model that was asked for by its own name, and one that another ensemble is made of."""
     put_parts(tmp_path, own=1, shared=2, only=3, deep=4)
     put_ensemble(tmp_path / "inner", "deep", "shared")
     put_ensemble(tmp_path / "e", "own", "shared", "inner", "only")
     put_ensemble(tmp_path / "other", "shared")
-    async with serve_models([tmp_path], **EXPLICIT) as served:
-        control = control_of(served, interface)
+    async with explicit() as (served, control):
         for name in ("own", "e", "other"):
             assert await control.load(name) == FINE
         everything = await control.index()
@@ -125,12 +122,11 @@ async def test_what_others_need_stays(interface: str, tmp_path: Path) -> None:
         assert await ask(served, "other") == 2
 
 
-async def test_a_part_that_is_unloaded(interface: str, tmp_path: Path) -> None:
+async def test_a_part_that_is_unloaded(explicit: Explicit, tmp_path: Path) -> None:
     """The ensemble is not ready then, says why, and serves again as soon as the part does."""
     put_parts(tmp_path, a=1, b=2)
     put_ensemble(tmp_path / "e", "a", "b")
-    async with serve_models([tmp_path], **EXPLICIT) as served:
-        control = control_of(served, interface)
+    async with explicit() as (served, control):
         assert await control.load("e") == FINE
         assert await control.unload("a") == FINE
         assert not await control.ready("e")
@@ -151,12 +147,11 @@ async def test_a_part_that_is_unloaded(interface: str, tmp_path: Path) -> None:
         assert await ask(served, "e") == 2
 
 
-async def test_a_part_that_cannot_be_loaded(interface: str, tmp_path: Path) -> None:
+async def test_a_part_that_cannot_be_loaded(explicit: Explicit, tmp_path: Path) -> None:
     put_parts(tmp_path, a=1)
     put(tmp_path / "b" / "1", text="raise OSError('no disk')")
     put_ensemble(tmp_path / "e", "a", "b", "c")
-    async with serve_models([tmp_path], **EXPLICIT) as served:
-        control = control_of(served, interface)
+    async with explicit() as (served, control):
         code, text = await control.load("e")
         assert code is Code.INVALID_ARGUMENT
         assert text.startswith("load failed for model 'e': version 1 is at UNAVAILABLE state: ")
@@ -197,7 +192,7 @@ async def test_parts_at_the_start(tmp_path: Path) -> None:
         assert await ask(served, "e") == 2
 
 
-async def test_another_configuration_of_an_ensemble(interface: str, tmp_path: Path) -> None:
+async def test_another_configuration_of_an_ensemble(explicit: Explicit, tmp_path: Path) -> None:
     """A request's configuration makes it of others; a wrong one leaves it as it was."""
     put_parts(tmp_path, a=1, b=2)
     put_ensemble(tmp_path / "e", "a")
@@ -205,8 +200,7 @@ async def test_another_configuration_of_an_ensemble(interface: str, tmp_path: Pa
     tensors += '"output":[{"name":"y","data_type":"TYPE_INT32","dims":[-1]}]'
     text = f'{{"platform":"ensemble",{tensors},"ensemble_scheduling":{{"step":[%s]}}}}'
     step = '{"model_name":"b","input_map":{"x":"x"},"output_map":{"y":"%s"}}'
-    async with serve_models([tmp_path], **EXPLICIT) as served:
-        control = control_of(served, interface)
+    async with explicit() as (served, control):
         assert await control.load("e") == FINE
         assert await ask(served, "e") == 1
         code, why = await control.load("e", config=text % (step % "z"))
@@ -217,12 +211,13 @@ async def test_another_configuration_of_an_ensemble(interface: str, tmp_path: Pa
         assert await ask(served, "e") == 2
 
 
-async def test_a_part_that_batches_takes_the_place_of_one_that_does_not(interface: str, tmp_path: Path) -> None:
+async def test_a_part_that_batches_takes_the_place_of_one_that_does_not(
+    explicit: Explicit, tmp_path: Path
+) -> None:
     """The ensemble continues, and its tensors get the batch dim that they now need."""
     put_parts(tmp_path, a=1)
     put_ensemble(tmp_path / "e", "a")
-    async with serve_models([tmp_path], **EXPLICIT) as served:
-        control = control_of(served, interface)
+    async with explicit() as (served, control):
         assert await control.load("e") == FINE
         assert await ask(served, "e") == 1
         batched = SAYS.replace("[-1]", "[-1, -1]") + "\n    max_batch_size = 4\n"
@@ -232,13 +227,12 @@ async def test_a_part_that_batches_takes_the_place_of_one_that_does_not(interfac
             assert await ask(served, "e") == says
 
 
-async def test_a_decoupled_part_takes_the_place_of_one_that_is_not(interface: str, tmp_path: Path) -> None:
+async def test_a_decoupled_part_takes_the_place_of_one_that_is_not(explicit: Explicit, tmp_path: Path) -> None:
     """The ensemble is loaded again, as what it then is."""
     put_parts(tmp_path, a=1)
     put_ensemble(tmp_path / "e", "a")
     decoupled = (Code.UNIMPLEMENTED, "ModelInfer RPC doesn't support models with decoupled transaction policy")
-    async with serve_models([tmp_path], **EXPLICIT) as served:
-        control = control_of(served, interface)
+    async with explicit() as (served, control):
         assert await control.load("e") == FINE
         for says, text, answer in ((2, SAYS.replace("return", "yield"), decoupled), (3, SAYS, 3)):
             put(tmp_path / "a" / "1", says, text)
