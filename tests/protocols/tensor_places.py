@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import numpy as np
-from kserve_served import Served
+from kserve_served import MODELS, Served, serve_models
 
+import triglot
+from process import PLAIN_MODELS
 from protocol_clients.kserve_async import SERVICE, STATUS_OF
 from triglot.core.errors import Code
 from triglot.core.tensor import DATATYPES, Array, datatype_of
@@ -109,6 +111,17 @@ class Outcome:
     def raw(self, name: str = "y") -> bytes:
         assert self.outputs is not None, self
         return self.outputs[name][2]
+
+
+SHRUNK_MEANWHILE = (
+    f"shared memory region 'r': expected {SIZE} bytes, got fewer: its object was truncated, or the "
+    "system has no memory for a part that was never written"
+)
+
+
+def failure(interface: str, text: str = SHRUNK) -> Outcome:
+    """An error of the request; in a stream it has no code."""
+    return Outcome(Code.UNKNOWN if interface == "stream" else Code.INVALID_ARGUMENT, text)
 
 
 async def ask(
@@ -250,3 +263,16 @@ def code_of(status: int) -> Code:
     """The first of those that have this status."""
     codes = {number: code for code, number in reversed(STATUS_OF.items())}
     return (codes | {413: Code.RESOURCE_EXHAUSTED})[status]
+
+
+@asynccontextmanager
+async def serving_memory(
+    regions: Mapping[str, Memory], model: triglot.Model | None = None, **options: Any
+) -> AsyncIterator[Served]:
+    """A server of the identities, or of a model as `scalar`, and these regions, each a whole object."""
+    own: dict[str, Any] = {} if model is None else {"paths": [MODELS / "scalar"], "load": lambda *_: model}
+    own.setdefault("paths", sorted(PLAIN_MODELS.glob("identity_*")))
+    async with serve_models(**own, shared_memory_prefix=PREFIX, **options) as served:
+        for name, region in regions.items():
+            assert await register(served, name, region, SIZE) == (Code.OK, "")
+        yield served

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from kserve_served import MODELS, Served, serve_models
+from kserve_served import Served
 from tensor_places import (
     INTERFACES,
-    PREFIX,
-    SHRUNK,
+    SHRUNK_MEANWHILE,
     SIZE,
     In,
     Memory,
@@ -23,15 +20,16 @@ from tensor_places import (
     Wishes,
     X,
     ask,
+    failure,
     filled,
     memory,
     message_of,
     register,
+    serving_memory,
     unregister,
 )
 
 import triglot
-from process import PLAIN_MODELS
 from triglot.core.errors import Code
 from triglot.core.tensor import DATATYPES, Array
 from triglot.core.types import InferenceResponse, OutputOptions, RegionSlice
@@ -44,14 +42,6 @@ BEFORE, AFTER = 3, 5
 INTO = RegionSlice("into", 0, SIZE)
 PLACED: Wishes = {"y": OutputOptions(region=INTO)}
 WELL = Outcome(Code.OK, "", {"y": ("FP32", [1, SIZE // 4], b"")})
-MEANWHILE = (
-    f"shared memory region 'r': expected {SIZE} bytes, got fewer: its object was truncated, or the "
-    "system has no memory for a part that was never written"
-)
-
-
-def failed(interface: str, text: str = SHRUNK) -> Outcome:
-    return Outcome(Code.UNKNOWN if interface == "stream" else Code.INVALID_ARGUMENT, text)
 
 
 class Waiting(GatedModel):
@@ -97,17 +87,6 @@ def into() -> Iterator[Memory]:
         yield region
 
 
-@asynccontextmanager
-async def serving_memory(made: Memory, into: Memory, model: triglot.Model | None = None) -> AsyncIterator[Served]:
-    """A server of the identities, or of a model as `scalar`, the regions "r" and "into", and what runs."""
-    own: dict[str, Any] = {} if model is None else {"paths": [MODELS / "scalar"], "load": lambda *_: model}
-    own.setdefault("paths", sorted(PLAIN_MODELS.glob("identity_*")))
-    async with serve_models(**own, shared_memory_prefix=PREFIX, response_cache_bytes=2 * SIZE) as served:
-        for name, region in (("r", made), ("into", into)):
-            assert await register(served, name, region, SIZE) == (Code.OK, "")
-        yield served
-
-
 async def asked(served: Served, interface: str, inputs: list[In], outputs: Wishes) -> asyncio.Future[Outcome]:
     return asyncio.ensure_future(ask(served, interface, "scalar", inputs, outputs))
 
@@ -137,7 +116,7 @@ async def changed(
 async def test_large_inputs(interface: str, datatype: str, seen: int, made: Memory, into: Memory) -> None:
     """Floats are what the client's memory has whenever the model looks; integers it may check, and use later."""
     model = Waiting()
-    async with serving_memory(made, into, model) as served:
+    async with serving_memory({"r": made, "into": into}, model, response_cache_bytes=2 * SIZE) as served:
         await changed(served, interface, model, made, datatype, INTO)
         assert into.get(SIZE) == filled(datatype, seen, SIZE)
 
@@ -148,7 +127,7 @@ async def test_models_that_may_keep_inputs(
     interface: str, kind: type[Waiting], made: Memory, into: Memory
 ) -> None:
     model = kind()
-    async with serving_memory(made, into, model) as served:
+    async with serving_memory({"r": made, "into": into}, model, response_cache_bytes=2 * SIZE) as served:
         await changed(served, interface, model, made, "FP32", INTO)
         assert into.get(SIZE) == filled("FP32", BEFORE, SIZE)
 
@@ -156,7 +135,7 @@ async def test_models_that_may_keep_inputs(
 @EVERY
 async def test_small_inputs_are_copied(interface: str, made: Memory, into: Memory) -> None:
     model, size = Waiting(), 4096
-    async with serving_memory(made, into, model) as served:
+    async with serving_memory({"r": made, "into": into}, model, response_cache_bytes=2 * SIZE) as served:
         await changed(served, interface, model, made, "FP32", RegionSlice("into", 0, size))
         assert into.get(size) == filled("FP32", BEFORE, size)
 
@@ -165,7 +144,7 @@ async def test_small_inputs_are_copied(interface: str, made: Memory, into: Memor
 async def test_an_object_that_is_written_to(interface: str, made: Memory, into: Memory) -> None:
     """One output must not become another one's input, under whichever name its region has."""
     model = Waiting()
-    async with serving_memory(made, into, model) as served:
+    async with serving_memory({"r": made, "into": into}, model, response_cache_bytes=2 * SIZE) as served:
         assert await register(served, "again", made, SIZE) == (Code.OK, "")
         await changed(served, interface, model, made, "FP32", RegionSlice("again", 0, SIZE))
         assert made.get(SIZE) == filled("FP32", BEFORE, SIZE)
@@ -178,7 +157,7 @@ async def test_a_model_of_sequences(made: Memory, into: Memory) -> None:
     message = message_of("scalar", X, PLACED)
     message.parameters["sequence_id"].int64_param = 7
     message.parameters["sequence_start"].bool_param = True
-    async with serving_memory(made, into, model) as served:
+    async with serving_memory({"r": made, "into": into}, model, response_cache_bytes=2 * SIZE) as served:
         running = asyncio.ensure_future(served.grpc.call("ModelInfer", message.SerializeToString()))
         await model.until_at("infer")
         made.put(filled("FP32", AFTER, SIZE))
@@ -196,12 +175,12 @@ async def test_an_object_that_is_made_smaller_while_a_model_runs(
     """What came of it is worth nothing, an error of the model's included; the process lives."""
     model = Waiting()
     model.look = look
-    async with serving_memory(made, into, model) as served:
+    async with serving_memory({"r": made, "into": into}, model, response_cache_bytes=2 * SIZE) as served:
         running = await asked(served, interface, X, PLACED)
         await model.until_at("infer")
         made.cut(left)
         model.open_point("infer")
-        assert await running == failed(interface)
+        assert await running == failure(interface)
         assert made.path.stat().st_size == left
         made.cut(SIZE)
         model.look = np.copy
@@ -223,32 +202,11 @@ async def test_an_object_that_was_smaller_for_a_while(interface: str, made: Memo
 
     model.look = look
     model.open_point("infer")
-    async with serving_memory(made, into, model) as served:
-        assert await ask(served, interface, "scalar", X, PLACED) == failed(interface, MEANWHILE)
+    async with serving_memory({"r": made, "into": into}, model, response_cache_bytes=2 * SIZE) as served:
+        assert await ask(served, interface, "scalar", X, PLACED) == failure(interface, SHRUNK_MEANWHILE)
         model.look = np.copy
         assert await ask(served, interface, "scalar", X, PLACED) == WELL
         assert into.get(SIZE) == filled("FP32", BEFORE, SIZE)
-
-
-@EVERY
-async def test_an_object_that_is_made_smaller_all_the_time(interface: str, made: Memory, into: Memory) -> None:
-    over = threading.Event()
-
-    def cut() -> None:
-        while not over.is_set():
-            for size in (0, SIZE, 4096, SIZE):
-                made.cut(size)
-
-    async with serving_memory(made, into) as served:
-        cutting = asyncio.ensure_future(asyncio.to_thread(cut))
-        try:
-            answers = [await ask(served, interface, "identity_fp32", X, PLACED) for _ in range(50)]
-        finally:
-            over.set()
-            await cutting
-        assert all(answer in (WELL, failed(interface), failed(interface, MEANWHILE)) for answer in answers)
-        made.cut(SIZE)
-        assert await ask(served, interface, "identity_fp32", X, PLACED) == WELL
 
 
 def mapped(running: Memory) -> int:
@@ -265,7 +223,7 @@ async def test_a_region_that_is_unregistered_meanwhile(
     model = Waiting()
     made.put(filled("FP32", BEFORE, SIZE))
     with memory(SIZE) as other:
-        async with serving_memory(made, into, model) as served:
+        async with serving_memory({"r": made, "into": into}, model, response_cache_bytes=2 * SIZE) as served:
             running = await asked(served, interface, X, PLACED)
             await model.until_at("infer")
             assert await unregister(served, name) == (Code.OK, "")
@@ -293,7 +251,7 @@ async def test_answers_have_memory_of_their_own(
 
     monkeypatch.setattr(ExtendedPlane, "infer", infer)
     made.put(filled("FP32", BEFORE, SIZE))
-    async with serving_memory(made, into) as served:
+    async with serving_memory({"r": made, "into": into}) as served:
         assert await ask(served, interface, "identity_fp32", X, PLACED) == WELL
         assert into.get(SIZE) == filled("FP32", BEFORE, SIZE)
         assert (await ask(served, interface, "identity_fp32", X, {"y": None})).raw() == filled(

@@ -6,18 +6,16 @@ import asyncio
 import json
 import os
 import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from kserve_served import MODELS, Served, serve_models
+from kserve_served import Served
 from tensor_places import (
     FULL_REGION,
     INTERFACES,
-    PREFIX,
-    SHRUNK,
+    SHRUNK_MEANWHILE,
     SIZE,
     In,
     Memory,
@@ -25,15 +23,16 @@ from tensor_places import (
     Wishes,
     X,
     ask,
+    failure,
     memory,
     message_of,
     register,
+    serving_memory,
     stream,
     unregister,
 )
 
 import triglot
-from process import PLAIN_MODELS
 from triglot.core.errors import Code
 from triglot.core.types import OutputOptions, RegionSlice
 from triglot.protocols.kserve.regions import Region
@@ -66,18 +65,6 @@ async def names_of(served: Served) -> list[str]:
     return [region["name"] for region in json.loads(reply)]
 
 
-@asynccontextmanager
-async def serving_memory(
-    made: Memory, model: triglot.Model | None = None, **options: Any
-) -> AsyncIterator[Served]:
-    """A server of the identities, or of a model as `scalar`, and the region "r", the whole object."""
-    own: dict[str, Any] = {} if model is None else {"paths": [MODELS / "scalar"], "load": lambda *_: model}
-    own.setdefault("paths", sorted(PLAIN_MODELS.glob("identity_*")))
-    async with serve_models(**own, shared_memory_prefix=PREFIX, **options) as served:
-        assert await register(served, "r", made, SIZE) == FINE
-        yield served
-
-
 async def assert_that_all_is_well(served: Served, interface: str) -> None:
     assert (await ask(served, interface, "identity_fp32", [In("x", PAIR)])).raw() == PAIR.tobytes()
 
@@ -94,7 +81,7 @@ async def test_who_copies(cores: int, made: Memory, monkeypatch: pytest.MonkeyPa
 
         monkeypatch.setattr(Region, name, copy)
     made.put(np.full(SIZE // 4, 7, "f4"))
-    async with serving_memory(made) as served:
+    async with serving_memory({"r": made}) as served:
         assert (await ask(served, "grpc", "identity_fp32", X, INTO)).code is Code.OK
     assert on_main == [cores == 1] * 2
     assert made.get(SIZE) == np.full(SIZE // 4, 7, "f4").tobytes()
@@ -104,12 +91,11 @@ async def test_who_copies(cores: int, made: Memory, monkeypatch: pytest.MonkeyPa
 @pytest.mark.usefixtures("cores")
 @pytest.mark.parametrize("left", [0, 1, 4096, SIZE - 1])
 async def test_an_object_that_was_made_smaller(interface: str, left: int, made: Memory) -> None:
-    async with serving_memory(made) as served:
+    async with serving_memory({"r": made}) as served:
         made.cut(left)
         for inputs, outputs in ((X, {"y": None}), ([In("x", np.ones((1, SIZE // 4), "f4"))], INTO)):
             outcome = await ask(served, interface, "identity_fp32", inputs, outputs)
-            code = Code.UNKNOWN if interface == "stream" else Code.INVALID_ARGUMENT
-            assert outcome == Outcome(code, SHRUNK)
+            assert outcome == failure(interface)
         assert made.path.stat().st_size == left, "the server made it larger"
         await assert_that_all_is_well(served, interface)
         made.cut(SIZE)
@@ -118,28 +104,30 @@ async def test_an_object_that_was_made_smaller(interface: str, left: int, made: 
 
 @EVERY
 @pytest.mark.usefixtures("cores")
-async def test_an_object_that_is_made_smaller_all_the_time(interface: str, made: Memory) -> None:
+@pytest.mark.parametrize("region", ["r", "into"], ids=["copied", "in place"])
+async def test_an_object_that_is_made_smaller_all_the_time(interface: str, region: str, made: Memory) -> None:
     """Every request is answered, one way or the other, and the server lives."""
-    over = threading.Event()
+    over, outputs = threading.Event(), {"y": OutputOptions(region=RegionSlice(region, 0, SIZE))}
 
     def cut() -> None:
         while not over.is_set():
             for size in (0, SIZE, 4096, SIZE):
                 made.cut(size)
 
-    async with serving_memory(made) as served:
-        cutting = asyncio.ensure_future(asyncio.to_thread(cut))
-        try:
-            answers = [await ask(served, interface, "identity_fp32", X, INTO) for _ in range(50)]
-        finally:
-            over.set()
-            await cutting
-        well = Outcome(Code.OK, "", {"y": ("FP32", [1, SIZE // 4], b"")})
-        failed = Outcome(Code.UNKNOWN if interface == "stream" else Code.INVALID_ARGUMENT, SHRUNK)
-        assert all(answer in (well, failed) for answer in answers)
-        await assert_that_all_is_well(served, interface)
-        made.cut(SIZE)
-        assert await ask(served, interface, "identity_fp32", X, INTO) == well
+    with memory(SIZE) as into:
+        async with serving_memory({"r": made, "into": into}) as served:
+            cutting = asyncio.ensure_future(asyncio.to_thread(cut))
+            try:
+                answers = [await ask(served, interface, "identity_fp32", X, outputs) for _ in range(50)]
+            finally:
+                over.set()
+                await cutting
+            well = Outcome(Code.OK, "", {"y": ("FP32", [1, SIZE // 4], b"")})
+            failed = [failure(interface), *([failure(interface, SHRUNK_MEANWHILE)] if region == "into" else [])]
+            assert [answer for answer in answers if answer not in (well, *failed)] == []
+            await assert_that_all_is_well(served, interface)
+            made.cut(SIZE)
+            assert await ask(served, interface, "identity_fp32", X, outputs) == well
 
 
 class Waiting(GatedModel):
@@ -162,7 +150,7 @@ async def test_a_region_that_is_unregistered_while_it_is_used(interface: str, na
     model = Waiting()
     made.put(np.full(SIZE // 4, 3, "f4"))
     with memory(SIZE) as other:
-        async with serving_memory(made, model) as served:
+        async with serving_memory({"r": made}, model) as served:
             asked = asyncio.ensure_future(ask(served, interface, "scalar", X, INTO))
             await model.until_at("infer")
             assert await unregister(served, name) == FINE
@@ -181,7 +169,7 @@ async def test_a_region_that_is_unregistered_while_it_is_used(interface: str, na
 async def test_region_is_released_with_its_last_request(interface: str, name: str, made: Memory) -> None:
     """As in Triton: until then it is listed, and may be used by more."""
     model = Waiting()
-    async with serving_memory(made, model) as served:
+    async with serving_memory({"r": made}, model) as served:
         first = asyncio.ensure_future(ask(served, interface, "scalar", X, {"y": None}))
         await model.until_at("infer")
         assert await unregister(served, name) == FINE
@@ -199,7 +187,7 @@ async def test_region_is_released_with_its_last_request(interface: str, name: st
 @EVERY
 async def test_unlinked_object(interface: str, made: Memory) -> None:
     made.put(PAIR)
-    async with serving_memory(made) as served:
+    async with serving_memory({"r": made}) as served:
         made.path.unlink()
         place = RegionSlice("r", 0, 8)
         assert (
@@ -210,7 +198,7 @@ async def test_unlinked_object(interface: str, made: Memory) -> None:
 @EVERY
 async def test_inputs_in_shared_memory_count_as_waiting_bytes(interface: str, made: Memory) -> None:
     model = Waiting()
-    async with serving_memory(made, model, max_queue_bytes=SIZE) as served:
+    async with serving_memory({"r": made}, model, max_queue_bytes=SIZE) as served:
         first = asyncio.ensure_future(ask(served, interface, "scalar", [In("x", PAIR)]))
         await model.until_at("infer")
         assert "max_queue_bytes" in (await ask(served, interface, "scalar", X, INTO)).text
@@ -238,7 +226,7 @@ async def test_the_response_cache(interface: str, made: Memory) -> None:
     model = Doubling()
     place = RegionSlice("r", 0, 8)
     inputs = [In("x", place, "FP32", [1, 2])]
-    async with serving_memory(made, model, response_cache_bytes=SIZE) as served:
+    async with serving_memory({"r": made}, model, response_cache_bytes=SIZE) as served:
         for value, calls in ((1, 1), (1, 1), (5, 2), (1, 2)):
             made.put(PAIR * value)
             for wish in (OutputOptions(region=RegionSlice("r", 64, 8)), OutputOptions(1), None):
@@ -274,7 +262,7 @@ async def test_a_batch(interface: str, made: Memory) -> None:
     model = Batched()
     half = SIZE // 2
     made.put(np.repeat(np.array([1, 2], "f4"), half // 4))
-    async with serving_memory(made, model) as served:
+    async with serving_memory({"r": made}, model) as served:
         tasks = []
         for at in range(2):
             place = RegionSlice("r", at * half, half)
@@ -312,6 +300,6 @@ async def test_requests_of_a_sequence_keep_their_order(made: Memory) -> None:
         message.parameters["sequence_start"].bool_param = at == 0
         message.parameters["sequence_end"].bool_param = at == len(shapes) - 1
         messages.append(message)
-    async with serving_memory(made, model) as served:
+    async with serving_memory({"r": made}, model) as served:
         assert [outcome.raw() for outcome in await stream(served, messages)] == [b""] * len(shapes)
     assert model.lengths == shapes
