@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+from grps_folders import entry, write_project
+
+from triglot.backends.grps.settings import ProjectSettings
+
 NEVER = 10_000_000
 """Microseconds of a window that no test waits for: the batch fills up before."""
 ODD = """
@@ -90,3 +97,17 @@ class Streams(Base):
 inferer_register.register("inferer", Streams())
 """
 """Answers each request twice, and once more when the test lets it; what is final then gets no more."""
+NEXT = """
+class Next(Base):
+    def infer(self, inp, context):
+        return inp
+
+
+inferer_register.register("next", Next())
+"""
+
+
+def in_dag(folder: Path, code: str, model: dict[str, Any], **keys: Any) -> ProjectSettings:
+    """A project whose DAG has the batched model, and one that hands on what it gets."""
+    models = [model, entry("next", inferer_name="next")]
+    return write_project(folder, code + NEXT, models=models, nodes=["m-1.0.0", "next-1.0.0"], **keys)

@@ -1,15 +1,15 @@
-"""Dynamic batching of a project's model by the server: who shares a batch, and the outcome of each member."""
+"""Dynamic batching of a project's model, by the server and inside a DAG: who shares a batch, and the outcomes."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from grps_batches import DOUBLES, NEVER, ODD, SINGLE, SIZES, STREAMS
+from grps_batches import DOUBLES, NEVER, ODD, SINGLE, SIZES, STREAMS, in_dag
 from grps_folders import IMPORTS, PATIENCE, batched, entry, own_module, write_project
 from grps_served import PREDICT, SERVICE, Served, served
 
@@ -17,9 +17,22 @@ from triglot.backends.grps.settings import ProjectSettings
 from triglot.pb.grps.grps_pb2 import GrpsMessage
 from waiting import until
 
+Project = Callable[..., ProjectSettings]
 
-def project(folder: Path, code: str, size: int, timeout_us: int = NEVER, **server: Any) -> ProjectSettings:
-    return write_project(folder, code, models=[entry(batching=batched(size, timeout_us))], **server)
+
+@pytest.fixture(params=["by the server", "in a DAG"])
+def project(request: pytest.FixtureRequest, tmp_path: Path) -> Project:
+    """Projects whose model is batched by the server, or stands in a DAG before one that hands on what it gets."""
+
+    def write(
+        code: str, size: int, timeout_us: int = NEVER, *, model: dict[str, Any] | None = None, **keys: Any
+    ) -> ProjectSettings:
+        batched_model = entry(batching=batched(size, timeout_us), **(model or {}))
+        if request.param == "in a DAG":
+            return in_dag(tmp_path, code, batched_model, **keys)
+        return write_project(tmp_path, code, models=[batched_model], **keys)
+
+    return write
 
 
 async def answers_to(server: Served, *texts: str, model: str = "") -> list[str]:
@@ -35,8 +48,8 @@ async def readings(server: Served, name: str) -> dict[str, float]:
     return {line.partition('reason="')[2].partition('"')[0]: float(line.rpartition(" ")[2]) for line in lines}
 
 
-async def test_full_batches_run_at_once(tmp_path: Path) -> None:
-    async with served(project(tmp_path, SIZES, 2)) as server:
+async def test_full_batches_run_at_once(project: Project) -> None:
+    async with served(project(SIZES, 2)) as server:
         assert await answers_to(server, *"abcdef") == [f"{text}@2" for text in "abcdef"]
         assert (await readings(server, "batches_closed_total"))["full"] == 3
 
@@ -58,13 +71,13 @@ async def test_batches_in_a_dag_of_several_models_are_counted_for_each(tmp_path:
 
 @pytest.mark.parametrize("model", ["", "m-1.0.0"], ids=["DAG", "model"])
 async def test_a_dag_of_one_model_and_the_model_itself(tmp_path: Path, model: str) -> None:
-    async with served(project(tmp_path, SIZES, 3)) as server:
+    async with served(write_project(tmp_path, SIZES, models=[entry(batching=batched(3, NEVER))])) as server:
         assert await answers_to(server, *"abc", model=model) == ["a@3", "b@3", "c@3"]
 
 
-async def test_every_interface_leads_into_the_same_batch(tmp_path: Path) -> None:
+async def test_every_interface_leads_into_the_same_batch(project: Project) -> None:
     """A grps call by gRPC and by HTTP, a stream, and a KServe client's arrays."""
-    async with served(project(tmp_path, SIZES, 4)) as server:
+    async with served(project(SIZES, 4)) as server:
         tensor = {"name": "str_data", "datatype": "BYTES", "shape": [1], "data": ["d"]}
         grpc_answer, stream, http, kserve = await asyncio.gather(
             server.predict(GrpsMessage(str_data="a")),
@@ -78,23 +91,29 @@ async def test_every_interface_leads_into_the_same_batch(tmp_path: Path) -> None
         assert kserve[1]["outputs"][0]["data"] == ["@4"]  # The project gets gtensors.
 
 
-async def test_a_window_that_ends(tmp_path: Path) -> None:
-    async with served(project(tmp_path, SIZES, 100, timeout_us=1)) as server:
+async def test_a_window_that_ends(project: Project) -> None:
+    async with served(project(SIZES, 100, timeout_us=1)) as server:
         assert await answers_to(server, "a") == ["a@1"]
+        assert (await readings(server, "batches_closed_total"))["delay"] == 1
+
+
+async def test_a_window_of_any_length_is_waited_for(project: Project) -> None:
+    async with served(project(SIZES, 2, timeout_us=10**18)) as server:
+        assert await answers_to(server, *"ab") == ["a@2", "b@2"]
 
 
 @pytest.mark.parametrize(("size", "pool"), [(1, 8), (8, 1)])
-async def test_batches_of_one(tmp_path: Path, size: int, pool: int) -> None:
-    async with served(project(tmp_path, SIZES, size, max_concurrency=pool)) as server:
+async def test_batches_of_one(project: Project, size: int, pool: int) -> None:
+    async with served(project(SIZES, size, max_concurrency=pool)) as server:
         assert await answers_to(server, "a", "b") == ["a@1", "b@1"]
 
 
-async def test_batches_are_no_larger_than_the_pool(tmp_path: Path) -> None:
-    async with served(project(tmp_path, SIZES, 100, max_concurrency=2)) as server:
+async def test_batches_are_no_larger_than_the_pool(project: Project) -> None:
+    async with served(project(SIZES, 100, max_concurrency=2)) as server:
         assert await answers_to(server, *"abcdef") == [f"{text}@2" for text in "abcdef"]
 
 
-async def test_as_many_batches_run_as_the_pool_has_places_for(tmp_path: Path) -> None:
+async def test_as_many_batches_run_as_the_pool_has_places_for(project: Project) -> None:
     code = """
 running, most, gate = [], [], threading.Barrier(2)
 
@@ -114,12 +133,12 @@ class Meets(Base):
 
 inferer_register.register("inferer", Meets())
 """
-    async with served(project(tmp_path, code, 2, max_concurrency=4)) as server:
+    async with served(project(code, 2, max_concurrency=4)) as server:
         assert await answers_to(server, *"abcdefgh") == list("abcdefgh")
         assert max(own_module().most) == 4
 
 
-async def test_a_converter_works_on_batches(tmp_path: Path) -> None:
+async def test_a_converter_works_on_batches(project: Project) -> None:
     converter = """
 class Numbers(Converter):
     def init(self, path=None, args=None):
@@ -147,9 +166,9 @@ class Numbers(Converter):
 
 converter_register.register("numbers", Numbers())
 """
-    models = [entry(converter_type="customized", converter_name="numbers", batching=batched(2, NEVER))]
+    numbers = {"converter_type": "customized", "converter_name": "numbers"}
     files = {"src/customized_converter.py": IMPORTS + converter}
-    async with served(write_project(tmp_path, DOUBLES, models=models, files=files)) as server:
+    async with served(project(DOUBLES, 2, model=numbers, files=files)) as server:
         assert await answers_to(server, "1", "2") == ["1:2@2", "2:4@2"]
         assert await answers_to(server, "bad", "2") == ["no number", "2:4@2"]
         ran = list(own_module().ran)
@@ -175,23 +194,23 @@ converter_register.register("numbers", Numbers())
     ids=lambda texts: "-".join(texts).replace(" ", "_")[:30],
 )
 async def test_members_get_their_own_outcomes(
-    tmp_path: Path, texts: Sequence[str], expected: Sequence[str]
+    project: Project, texts: Sequence[str], expected: Sequence[str]
 ) -> None:
-    async with served(project(tmp_path, ODD, 2)) as server:
+    async with served(project(ODD, 2)) as server:
         assert sorted(await answers_to(server, *texts)) == sorted(expected)
         # The loop lives on.
         assert await answers_to(server, "a", "b") == ["a@2", "b@2"]
 
 
-async def test_without_batch_methods(tmp_path: Path) -> None:
-    async with served(project(tmp_path, SINGLE, 1)) as server:
+async def test_without_batch_methods(project: Project) -> None:
+    async with served(project(SINGLE, 1)) as server:
         assert await answers_to(server, "a") == [
             "NotImplementedError: Single has no batch_infer, which dynamic batching needs"
         ]
 
 
-async def test_what_is_no_message_leaves_the_others_alone(tmp_path: Path) -> None:
-    async with served(project(tmp_path, SIZES, 3)) as server:
+async def test_what_is_no_message_leaves_the_others_alone(project: Project) -> None:
+    async with served(project(SIZES, 3)) as server:
         call = server.channel.unary_unary(SERVICE + "Predict")
         not_utf_8 = GrpsMessage(str_data="x").SerializeToString().replace(b"x", b"\xff")
         broken, *others = await asyncio.gather(call(not_utf_8), answers_to(server, "a"), answers_to(server, "b"))
@@ -200,7 +219,7 @@ async def test_what_is_no_message_leaves_the_others_alone(tmp_path: Path) -> Non
 
 
 async def test_a_caller_who_left_is_in_no_batch(tmp_path: Path) -> None:
-    async with served(project(tmp_path, SIZES, 2)) as server:
+    async with served(write_project(tmp_path, SIZES, models=[entry(batching=batched(2, NEVER))])) as server:
         cancelled = server.channel.unary_unary(SERVICE + "Predict")(
             GrpsMessage(str_data="gone").SerializeToString()
         )
@@ -210,13 +229,14 @@ async def test_a_caller_who_left_is_in_no_batch(tmp_path: Path) -> None:
         assert await answers_to(server, "a", "b") == ["a@2", "b@2"]
 
 
-@pytest.mark.parametrize("other", ["r", "s"])
-async def test_a_final_answer_releases_its_request(tmp_path: Path, other: str) -> None:
+@pytest.mark.parametrize("order", ["rf", "fr", "sf"])
+async def test_a_final_answer_releases_its_request(project: Project, order: str) -> None:
     """Nothing but its own answers is sent to it, whatever becomes of the batch."""
-    async with served(project(tmp_path, STREAMS, 2)) as server:
-        last = asyncio.create_task(server.stream(GrpsMessage(str_data=other)))
-        final = await asyncio.wait_for(server.stream(GrpsMessage(str_data="f")), PATIENCE)
+    async with served(project(STREAMS, 2)) as server:
+        calls = {text: asyncio.create_task(server.stream(GrpsMessage(str_data=text))) for text in order}
+        final = await asyncio.wait_for(calls.pop("f"), PATIENCE)
         assert [answer.str_data for answer in final] == ["f1", "f2"]
+        ((other, last),) = calls.items()
         assert not last.done()
         gate: threading.Event = own_module().gate
         gate.set()
