@@ -3,71 +3,114 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from contextlib import closing
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
-from plan_model import NAME, WANTED, PlanModel
+from plan_model import NAME, WANTED, Copy, PlanModel
 from reconciler_gates import Gated
 
 from waiting import until
 
 
-class ReconcilerMachine(RuleBasedStateMachine):
-    """A reconciler and the model in step: after each event they come to the same."""
+class InStep:
+    """A reconciler and the model: after each event they come to the same."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.model = PlanModel()
         self.runner = asyncio.Runner()
         self.real = Gated()
 
-    async def _come_to_the_same(self) -> None:
-        await self.real.is_as(self.model)
+    def want(self, wanted: dict[int, int]) -> None:
+        self._both(lambda: self.model.want(wanted), lambda: self.real.want(wanted))
+
+    def retry(self) -> None:
+        self._both(self.model.retry, self.real.retry)
+
+    def load_ends(self, *, well: bool) -> None:
+        self._both(lambda: self.model.load_ends(well=well), lambda: self.real.outcomes.put(well))
+
+    def drain_ends(self, copy: Copy) -> None:
+        self._both(lambda: self.model.drain_ends(copy), lambda: self.real.release(copy.number))
+
+    def _both(self, on_model: Callable[[], object], on_real: Callable[[], object]) -> None:
+        async def both() -> None:
+            on_model()
+            on_real()
+            await self.real.is_as(self.model)
+
+        self.runner.run(both())
+
+    def close(self) -> None:
+        self.runner.run(self.real.close())
+        self.runner.close()
+
+
+COURSES: dict[str, list[dict[int, int] | bool | str]] = {
+    "a reload that is superseded": [{1: 1}, True, {1: 2}, {1: 3}, True, "drain 1", True],
+    "what serves is wanted again while its successor loads": [{1: 1}, True, {1: 2}, {1: 1}, True],
+    "the same, and the successor fails": [{1: 1}, True, {1: 2}, {1: 1}, False],
+    "a version that is removed while it is reloaded, and comes back in time": [
+        *({1: 1}, True, {1: 2}, {}, "drain 0", {1: 2}, True),
+    ],
+    "a version that is removed while it is reloaded": [{1: 1}, True, {1: 2}, {}, True, "drain 0", "drain 1"],
+    "a load that waits for room begins when more is wanted": [
+        *({1: 0, 2: 0}, True, True, {3: 0}, True, {3: 0, 4: 0}, {3: 0, 4: 0, 5: 0}, True),
+        *("drain 0", "drain 1", True),
+    ],
+    "a reload that fails is tried again when somebody asks": [{1: 1}, True, {1: 2}, False, {1: 2}, "retry", True],
+    "a reload that failed, whose version comes back": [{1: 1}, True, {1: 2}, False, {2: 1}, False, {1: 2}, False],
+    "what is not wanted stays until what is wanted serves": [
+        *({1: 0, 2: 1}, True, True, {2: 2}, {2: 2}, False, {2: 3}, True),
+    ],
+    "the error of a reload goes with its version": [{1: 1}, True, {1: 2}, False, {}, "drain 0"],
+}
+"""Events: the stamps of the versions that are wanted, whether a load ends well, and drains by number."""
+
+
+@pytest.mark.parametrize("course", COURSES.values(), ids=COURSES)
+def test_courses(course: list[dict[int, int] | bool | str]) -> None:
+    with closing(InStep()) as both:
+        for event in course:
+            match event:
+                case dict():
+                    both.want(event)
+                case bool():
+                    both.load_ends(well=event)
+                case "retry":
+                    both.retry()
+                case _:
+                    both.drain_ends(next(copy for copy in both.model.draining if event == f"drain {copy.number}"))
+
+
+class ReconcilerMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = InStep()
 
     @rule(wanted=WANTED)
     def want(self, wanted: dict[int, int]) -> None:
-        async def both() -> None:
-            self.model.want(wanted)
-            self.real.want(wanted)
-            await self._come_to_the_same()
-
-        self.runner.run(both())
+        self.both.want(wanted)
 
     @rule()
     def retry(self) -> None:
-        async def both() -> None:
-            self.model.retry()
-            self.real.retry()
-            await self._come_to_the_same()
+        self.both.retry()
 
-        self.runner.run(both())
-
-    @precondition(lambda self: self.model.is_loading())
+    @precondition(lambda self: self.both.model.is_loading())
     @rule(well=st.booleans())
     def load_ends(self, *, well: bool) -> None:
-        async def both() -> None:
-            self.model.load_ends(well=well)
-            self.real.outcomes.put(well)
-            await self._come_to_the_same()
+        self.both.load_ends(well=well)
 
-        self.runner.run(both())
-
-    @precondition(lambda self: self.model.draining)
+    @precondition(lambda self: self.both.model.draining)
     @rule(data=st.data())
     def drain_ends(self, data: st.DataObject) -> None:
-        copy = data.draw(st.sampled_from(list(self.model.draining)))
-
-        async def both() -> None:
-            self.model.drain_ends(copy)
-            self.real.release(copy.number)
-            await self._come_to_the_same()
-
-        self.runner.run(both())
+        self.both.drain_ends(data.draw(st.sampled_from(list(self.both.model.draining))))
 
     def teardown(self) -> None:
-        self.runner.run(self.real.close())
-        self.runner.close()
+        self.both.close()
 
 
 TestReconciler = ReconcilerMachine.TestCase
