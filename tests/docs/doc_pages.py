@@ -352,6 +352,15 @@ def links_of(page: str) -> Iterator[str]:
     yield from (match[1] for match in re.finditer(r"\]\(([^)\s]+)\)", text))
 
 
+def blocks_below(page: str, anchor: str) -> list[Block]:
+    """The blocks between the heading that links call so and the next one."""
+    lines = _FENCE.sub(lambda fence: "\n" * fence[0].count("\n"), page).splitlines()
+    headings = [number for number, line in enumerate(lines, start=1) if line.startswith("#")]
+    start = next(number for number in headings if anchor in anchors_of(lines[number - 1]))
+    end = next((number for number in headings if number > start), len(lines) + 1)
+    return [block for block in blocks_of(page) if start < block.line < end]
+
+
 def anchors_of(page: str) -> set[str]:
     """What headings of a page are called in links, as GitHub calls them."""
     headings = re.findall(r"^#+ (.*)$", _FENCE.sub("", page), re.MULTILINE)

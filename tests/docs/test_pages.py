@@ -6,17 +6,24 @@ import argparse
 import re
 import shutil
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from doc_pages import EXAMPLES, PAGES, ROOT, Reader, anchors_of, blocks_of, links_of
+from doc_pages import EXAMPLES, PAGES, ROOT, Block, Reader, anchors_of, blocks_below, blocks_of, links_of
 
 from triglot.cli.main import command_line
 
 OWN_PATH = re.compile(r"`((?:bench|codegen|deploy|docs|examples|protos|server|tests)/[\w./-]+)`")
 CALL = re.compile(r"^curl .*http|^grpcurl |^triglot infer |[cC]lient\(|Stub\(", re.MULTILINE)
 MADE_BY_MAKE = re.compile(r"`make ([a-z-]+)")
+FIRST_MODEL: tuple[Callable[[Block], bool], ...] = (
+    lambda block: block.language == "python",
+    lambda block: block.text.startswith("triglot serve "),
+    lambda block: "curl " in block.text or "infer(" in block.text,
+    lambda block: block.language == "text",
+)
+"""The model, its server, a call, and what that prints, in order."""
 OTHER_OPTIONS = {
     "--cert",
     "--enable-feature",
@@ -70,6 +77,19 @@ def test_files_and_targets_exist(name: str) -> None:
     assert [path for path in OWN_PATH.findall(text) if not (ROOT / path).exists()] == []
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert set(MADE_BY_MAKE.findall(text)) <= set(targets)
+
+
+def test_first_models_have_all_lines_and_commands() -> None:
+    """From the model to what a call prints, on the pages that the table has."""
+    page = ROOT / "docs" / "first_model.md"
+    targets = re.findall(r"^\|[^|]*\| \[[^\]]*\]\(([^)]*)\)", page.read_text(), re.MULTILINE)
+    assert len(targets) >= 7
+    for target in targets:
+        path, _, anchor = target.partition("#")
+        blocks = blocks_below((page.parent / path if path else page).read_text(), anchor)
+        assert not [block for block in blocks if block.not_run], target
+        rest = iter(blocks)
+        assert all(any(map(is_next, rest)) for is_next in FIRST_MODEL), target
 
 
 def test_options_exist() -> None:
