@@ -70,6 +70,15 @@ def test_links_lead_somewhere(name: str) -> None:
             assert anchor in anchors_of(file.read_text()), f"{name}: {target}: no such heading"
 
 
+@pytest.mark.parametrize("name", ["README.md", "docs/index.md"])
+def test_every_page_is_listed(name: str) -> None:
+    """But for the parts of contracts, which have a page that lists them."""
+    page, docs = ROOT / name, ROOT / "docs"
+    listed = {(page.parent / target.partition("#")[0]).resolve() for target in links_of(page.read_text())}
+    pages = {file.resolve() for file in (*docs.glob("*.md"), *(docs / "migrating").glob("*.md"))}
+    assert pages - listed <= {docs / "index.md"}
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_files_and_targets_exist(name: str) -> None:
     """Those of the project that a page names without a link."""
