@@ -1,4 +1,4 @@
-"""How much JSON a REST request may have, on all routes: bytes, also inflated ones, strings, values, levels."""
+"""How much JSON a REST request may have, on all routes: bytes, inflated ones too, strings, values, levels."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from live import Live, live
 from scripted_models import Plain
 
 from triglot.transports.http2.core.limits import MIB
+from triglot.transports.inflate import MAX_GZIP_MEMBERS
 
 pytestmark = pytest.mark.both_transports
 
@@ -56,6 +57,21 @@ async def test_bytes_that_are_inflated(path: str) -> None:
         assert (await post(here, path, gzip.compress(exact), **gzipped))[0] == 200
         status, text = await post(here, path, gzip.compress(exact + b" "), **gzipped)
         assert (status, "max_json_size" in text) == (413, True)
+
+
+@pytest.mark.parametrize(
+    ("members", "status"),
+    [(2, 200), (MAX_GZIP_MEMBERS, 200), (MAX_GZIP_MEMBERS + 1, 400), (100_000, 400)],
+)
+async def test_members_of_gzip(members: int, status: int) -> None:
+    """Several are legal (RFC 1952, 2.2), and very many an attack."""
+    path = "/v2/models/same/infer"
+    body = gzip.compress(body_of(path)) + gzip.compress(b"") * (members - 1)
+    async with served() as here:
+        got, text = await post(here, path, body, **{"content-encoding": "gzip"})
+    wrong = f"the compressed request body has more than {MAX_GZIP_MEMBERS} members"
+    assert (got, wrong in text) == (status, status == 400)
+    assert status == 400 or '"data":[3.0]' in text
 
 
 @every_route
