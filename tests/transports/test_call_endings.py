@@ -1,4 +1,4 @@
-"""Calls that are cancelled, late, too many, or running when the server stops."""
+"""Calls that are cancelled, late, too many, or running when the server stops, over gRPC and REST."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import threading
 import time
 from typing import Any
 
+import grpc.aio
+import numpy as np
 import pytest
 from call_ends import seen
 from layout_calls import (
@@ -23,6 +25,8 @@ from layout_calls import (
     plain,
     served,
 )
+from live import Live, live, request
+from scripted_models import Scripted
 
 import triglot
 from served_models import SECONDS
@@ -60,6 +64,7 @@ async def test_a_deadline_passes(transport: str, wait: str) -> None:
         def has_begun() -> bool:
             return len(model.calls) == 5 if wait == "running" else queue_depth() == 1
 
+        assert 0 < (model.calls[-1].remaining or 0) <= SECONDS + 1
         queue_depth = client.served.server.dataplane.queue_depth
         if wait == "running":
             call.cancel()
@@ -161,3 +166,59 @@ async def test_a_stream_that_is_left_lets_go_of_its_requests(transport: str) -> 
         finally:
             model.open_point("infer")
         assert (await client.ask("kserve", "held", array(0))).code == "OK"
+
+
+# --- REST ---
+
+
+async def post(server: Live, value: float) -> float:
+    body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [value]}]}
+    async with server.session.post(f"{server.url}/models/scripted/infer", json=body) as response:
+        assert response.status == 200
+        return float((await response.json())["outputs"][0]["data"][0])
+
+
+@pytest.mark.parametrize("transport", ["h1", "aiohttp"])
+async def test_rest_clients_leave(transport: str) -> None:
+    model = Scripted(open_gate=False)
+    async with live({"scripted": model}, http_transport=transport) as server:
+        running = asyncio.ensure_future(post(server, 0))
+        await model.until_at("infer")
+        waiting = asyncio.ensure_future(post(server, 1))
+        await until(lambda: server.leases() == 2)
+        waiting.cancel()
+        await until(lambda: server.leases() == 1)
+        assert not model.calls[0].cancelled
+        running.cancel()
+        await until(lambda: model.calls[0].cancelled)
+        model.open_point("infer")
+        assert await post(server, 2) == 4
+        assert model.started == [0, 2]
+        await until(lambda: server.leases() == 0)
+
+
+@pytest.mark.parametrize("transport", ["h1", "aiohttp"])
+async def test_full_queue_says_when_to_retry(transport: str) -> None:
+    model = Scripted(open_gate=False)
+    grpc_transport = "h2" if transport == "h1" else "aio"
+    options = {"http_transport": transport, "grpc_transport": grpc_transport, "max_queue_size": 1}
+    async with live({"scripted": model}, **options) as server:
+        calls = [asyncio.ensure_future(post(server, 0))]
+        await model.until_at("infer")
+        calls.append(asyncio.ensure_future(post(server, 1)))
+        await until(lambda: server.leases() == 2)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await server.infer(request("scripted", np.float32(2).tobytes(), request_id="r1"))
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert str(caught.value.details()).startswith("[request id: r1] Exceeds maximum queue size")
+        assert ("grpc-retry-pushback-ms", "1000") in list(caught.value.trailing_metadata() or ())
+        body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [3]}]}
+        async with server.session.post(f"{server.url}/models/scripted/infer", json=body) as response:
+            assert (response.status, response.headers["Retry-After"]) == (429, "1")
+            assert "Exceeds maximum queue size" in (await response.json())["error"]
+        # Questions are answered while every instance is busy and the queue is full.
+        async with server.session.get(f"{server.url}/health/ready") as response:
+            assert response.status == 200
+        model.open_point("infer")
+        assert await asyncio.gather(*calls) == [0, 2]
+        assert await post(server, 3) == 6

@@ -138,12 +138,12 @@ CALLS: dict[str, tuple[Seen, Callable[[Here], Awaitable[Seen]]]] = {
         lambda here: here.stream("Breaks", b"1"),
     ),
     "requests in gzip": (
-        Seen("OK", answers=(b"1" * 5000,)),
-        lambda here: here.ask("Echo", b"1" * 5000, compression=grpc.Compression.Gzip),
+        Seen("OK", answers=(b"text" * 100_000,)),
+        lambda here: here.ask("Echo", b"text" * 100_000, compression=grpc.Compression.Gzip),
     ),
     "requests in deflate": (
-        Seen("OK", answers=(b"1" * 5000,)),
-        lambda here: here.ask("Echo", b"1" * 5000, compression=grpc.Compression.Deflate),
+        Seen("OK", answers=(b"text" * 100_000,)),
+        lambda here: here.ask("Echo", b"text" * 100_000, compression=grpc.Compression.Deflate),
     ),
 }
 

@@ -41,28 +41,6 @@ async def test_goaway_is_sent_in_two_steps(monkeypatch: pytest.MonkeyPatch) -> N
         await asyncio.wait_for(stopping, SECONDS)
 
 
-async def test_streams_end_when_the_server_stops() -> None:
-    async with served() as here:
-        client = await greeted(here)
-        await client.send(client.headers(1, "Both"), data(1, b"", end=False))
-        await asyncio.wait_for(here.rows.held.wait(), SECONDS)
-        stopping = asyncio.create_task(here.server.stop())
-        assert (await client.status(1))["grpc-status"] == "14"
-        await client.close()
-        await asyncio.wait_for(stopping, SECONDS)
-
-
-async def test_calls_that_outlast_the_grace_period_get_a_status() -> None:
-    async with served(grace=0.1) as here:
-        client = await greeted(here)
-        await client.send(client.headers(1, "Held"), data(1, message(b"1")))
-        await asyncio.wait_for(here.rows.held.wait(), SECONDS)
-        stopping = asyncio.create_task(here.server.stop())
-        assert (await client.status(1))["grpc-status"] == "14"
-        await client.close()
-        await asyncio.wait_for(stopping, SECONDS)
-
-
 async def test_a_used_port_is_an_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         server = H2Server([], Config(grpc_port=taken.getsockname()[1]), Telemetry())
