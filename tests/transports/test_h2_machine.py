@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import h2.config
+import h2.connection
 import h2.events
 import h2.settings
 from h2_core import Part, joined
 from h2_peers import pairs_of
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
-from test_h2_connection import HEADERS, REQUEST, TRAILERS, client
 
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.connection import Connection
@@ -25,6 +26,16 @@ from triglot.transports.http2.core.frames import ErrorCode
 from triglot.transports.http2.core.limits import Limits
 from triglot.transports.http2.core.receiving import CompleteRequest, RequestReceived
 
+REQUEST = [
+    (":method", "POST"),
+    (":scheme", "http"),
+    (":path", "/a.B/C"),
+    (":authority", "localhost"),
+    ("content-type", "application/grpc"),
+    ("te", "trailers"),
+]
+HEADERS = b"\x88"  # :status 200, of the static table
+TRAILERS = b"\x00\x0bgrpc-status\x010"
 WINDOWS = st.sampled_from([0, 100, 5_000, 65_535, 1_000_000])
 SIZES = st.integers(0, 300) | st.sampled_from([16_384, 16_385, 40_000, 200_000])
 ANY = st.integers(0, 1000)
@@ -51,13 +62,17 @@ class Pair(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.client = client()
+        config = h2.config.H2Configuration(client_side=True, header_encoding="utf-8")
+        self.client = h2.connection.H2Connection(config)
+        self.client.initiate_connection()
         limits = Limits(stream_window=70_000, connection_window=150_000, max_streams=1000, abuse_budget=1e9)
         self.server = Connection(limits)
         self.to_server, self.to_client = bytearray(), bytearray()
         self.streams: dict[int, Exchange] = {}
         self.untaken: dict[int, int] = {}
         self.settings_under_way = True  # Those of the greeting.
+        self.complete_requests = 0
+        """Requests that came at once."""
         self.carry_all()
 
     # --- bytes ---
@@ -105,6 +120,7 @@ class Pair(RuleBasedStateMachine):
                 name.encode(): value.encode() for name, value in REQUEST
             }
             if isinstance(event, CompleteRequest):
+                self.complete_requests += 1
                 stream.received += event.body
             stream.received_all = isinstance(event, CompleteRequest) or event.end_stream
         elif isinstance(event, Part):
@@ -159,7 +175,9 @@ class Pair(RuleBasedStateMachine):
         size = min(size, room - (0 if padding is None else padding + 1))
         if size < 0:
             return
-        part = (str(which) * size).encode()[:size]
+        self.send_part(number, (str(which) * size).encode()[:size], end, padding)
+
+    def send_part(self, number: int, part: bytes, end: bool, padding: int | None = None) -> None:
         self.client.send_data(number, part, end_stream=end, pad_length=padding)
         self.streams[number].sent += part
         self.streams[number].sent_all = end
@@ -305,4 +323,30 @@ def test_an_answer_of_no_bytes() -> None:
     pair.answer(0, 0, 0)
     pair.carry_all()
     assert not pair.untaken
+    pair.teardown()
+
+
+@given(
+    st.lists(st.binary(max_size=300), min_size=3, max_size=15),
+    st.sampled_from([100_000, 100, 7]),
+    st.booleans(),
+    st.integers(1, 3),
+)
+def test_complete_requests(bodies: list[bytes], size: int, heads_first: bool, frames_each: int) -> None:
+    pair = Pair()
+    parts = []
+    for number, body in zip(range(1, 2 * len(bodies), 2), bodies, strict=True):
+        cut = -(-len(body) // frames_each)
+        parts += [(number, body[at * cut : (at + 1) * cut], at == frames_each - 1) for at in range(frames_each)]
+    for number in range(1, 2 * len(bodies), 2):
+        pair.begin(body=True)
+        # All heads come first as nghttp2 sends requests that are made together.
+        while parts and not heads_first and parts[0][0] == number:
+            pair.send_part(*parts.pop(0))
+    for part in parts:
+        pair.send_part(*part)
+    pair.collect()
+    while pair.to_server:
+        pair.carry_to_server(size)
+    assert size < 100_000 or pair.complete_requests == (len(bodies) if frames_each == 1 else 0)
     pair.teardown()

@@ -92,6 +92,7 @@ CONNECTION_ERRORS = {
     "window of a wrong size": (ErrorCode.FRAME_SIZE_ERROR, frame(frames.WINDOW_UPDATE, 0, 0, bytes(3))),
     "window by nothing": (ErrorCode.PROTOCOL_ERROR, frames.window_update(0, 0)),
     "window too large": (ErrorCode.FLOW_CONTROL_ERROR, frames.window_update(0, 2**31 - 1)),
+    "priority of a wrong size, idle": (ErrorCode.FRAME_SIZE_ERROR, frame(frames.PRIORITY, 0, 99, bytes(4))),
     "priority of stream 0": (ErrorCode.PROTOCOL_ERROR, frame(frames.PRIORITY, 0, 0, bytes(5))),
     "push": (ErrorCode.PROTOCOL_ERROR, frame(frames.PUSH_PROMISE, 4, 1, bytes(4))),
     # Of h2spec's list for HPACK (RFC 7541, 2.3.3, 4.2, 5.2, 6.1 and 6.3).
