@@ -100,28 +100,28 @@ def array(value: float, rows: int = 1) -> Any:
     return x
 
 
-def kserve(model: str, x: Any, *outputs: str) -> bytes:
+def kserve(model: str, x: Any, *outputs: str, name: str = "x") -> bytes:
     message = pb.ModelInferRequest(model_name=model, raw_input_contents=[x.tobytes()])
-    message.inputs.add(name="x", datatype="FP32", shape=x.shape)
-    for name in outputs:
-        message.outputs.add(name=name)
+    message.inputs.add(name=name, datatype="FP32", shape=x.shape)
+    for output in outputs:
+        message.outputs.add(name=output)
     return message.SerializeToString()
 
 
-def tfserving(model: str, x: Any, *outputs: str) -> bytes:
+def tfserving(model: str, x: Any, *outputs: str, name: str = "x") -> bytes:
     message = predict_pb2.PredictRequest(output_filter=outputs)
     message.model_spec.name = model
-    tensor = message.inputs["x"]
+    tensor = message.inputs[name]
     tensor.dtype, tensor.tensor_content = tensor_pb2.DT_FLOAT, x.tobytes()
     for dim in x.shape:
         tensor.tensor_shape.dim.add(size=dim)
     return message.SerializeToString()
 
 
-def grps(model: str, x: Any) -> bytes:
+def grps(model: str, x: Any, *, name: str = "x") -> bytes:
     message = grps_pb2.GrpsMessage(model=f"{model}-1")
     message.gtensors.tensors.add(
-        name="x", dtype=grps_pb2.DT_FLOAT32, shape=x.shape, flat_float32=x.ravel().tolist()
+        name=name, dtype=grps_pb2.DT_FLOAT32, shape=x.shape, flat_float32=x.ravel().tolist()
     )
     return message.SerializeToString()
 

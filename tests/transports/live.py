@@ -40,14 +40,16 @@ class Live:
         self.infer = channel.unary_unary(METHOD + "ModelInfer")
         self.stream_infer = streaming(channel)
         self.session = session
-        self.url = f"http://127.0.0.1:{server.rest_port}/v2"
+        self.grpc_address = f"127.0.0.1:{server.grpc_port}"
+        self.root = f"http://127.0.0.1:{server.rest_port}"
+        self.url = f"{self.root}/v2"
 
     @asynccontextmanager
     async def narrow(self) -> AsyncIterator[Any]:
         """`stream_infer` by a connection that has little in flight, however slow the machine is."""
         # gRPC widens its windows by what it measures.
         options = [*UNLIMITED, ("grpc.http2.bdp_probe", 0), ("grpc.use_local_subchannel_pool", 1)]
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{self.server.grpc_port}", options=options) as channel:
+        async with grpc.aio.insecure_channel(self.grpc_address, options=options) as channel:
             yield streaming(channel)
 
     def leases(self) -> int:

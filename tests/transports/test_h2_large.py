@@ -20,6 +20,7 @@ import pytest
 import uvloop
 from h2_peers import SECONDS, Client, greeting, message, request_fields
 from hpack import Encoder
+from layout_calls import PROTOCOLS
 from live import live, request
 from scripted_models import Inputs, idle
 
@@ -28,7 +29,7 @@ from triglot import Model, TensorSpec
 from triglot.core.operation import EVERYTHING
 from triglot.pb.grps import grps_pb2
 from triglot.pb.kserve import inference_pb2
-from triglot.pb.tfserving import predict_pb2, tensor_pb2
+from triglot.pb.tfserving import predict_pb2
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.frames import Setting
 from triglot.transports.http2.server import H2Server
@@ -152,33 +153,12 @@ def most_memory(model: Model, client: Plain, folder: Path, **options: Any) -> in
         return runner.run(run())
 
 
-def kserve(payload: bytes) -> bytes:
-    return request("m", payload)
-
-
 def kserve_answer(data: bytes) -> bytes:
     return inference_pb2.ModelInferResponse.FromString(data).raw_output_contents[0]
 
 
-def tfserving(payload: bytes) -> bytes:
-    message = predict_pb2.PredictRequest(model_spec={"name": "m"})
-    tensor = message.inputs["x"]
-    tensor.dtype = tensor_pb2.DT_FLOAT
-    tensor.tensor_shape.dim.add(size=len(payload) // 4)
-    tensor.tensor_content = payload
-    return message.SerializeToString()
-
-
 def tfserving_answer(data: bytes) -> bytes:
     return predict_pb2.PredictResponse.FromString(data).outputs["y"].tensor_content
-
-
-def grps(payload: bytes) -> bytes:
-    message = grps_pb2.GrpsMessage(model="m-1")
-    floats = np.frombuffer(payload, np.float32)
-    tensor = message.gtensors.tensors.add(name="x", dtype=grps_pb2.DT_FLOAT32, shape=[floats.size])
-    tensor.flat_float32.extend(floats.tolist())
-    return message.SerializeToString()
 
 
 def grps_answer(data: bytes) -> bytes:
@@ -186,20 +166,17 @@ def grps_answer(data: bytes) -> bytes:
     return np.array(floats, np.float32).tobytes()
 
 
-PROTOCOLS: dict[str, tuple[str, Callable[[bytes], bytes], Callable[[bytes], bytes]]] = {
-    "kserve": ("/inference.GRPCInferenceService/ModelInfer", kserve, kserve_answer),
-    "tfserving": ("/tensorflow.serving.PredictionService/Predict", tfserving, tfserving_answer),
-    "grps": ("/grps.protos.v1.GrpsService/Predict", grps, grps_answer),
-}
+ANSWERED = {"kserve": kserve_answer, "tfserving": tfserving_answer, "grps": grps_answer}
+"""What reads the values of a response."""
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize(("model", "sign", "times"), [(Same(), 1, 0), (Negative(), -1, 1)], ids=["same", "new"])
 def test_nothing_large_is_copied(tmp_path: Path, protocol: str, model: Model, sign: int, times: int) -> None:
-    path, encode, decode = PROTOCOLS[protocol]
-    client = Plain(message(encode(SENT.tobytes())), path)
+    path, encode = PROTOCOLS[protocol]
+    client = Plain(message(encode("m", SENT)), path)
     used = most_memory(model, client, tmp_path, tensor_content=True)
-    assert decode(client.message) == (sign * SENT).tobytes()
+    assert ANSWERED[protocol](client.message) == (sign * SENT).tobytes()
     # What the call before was received to is used again; only what the model makes is new.
     assert used <= (times + 0.2) * SIZE
     assert client.ahead >= len(client.body) - 100_000

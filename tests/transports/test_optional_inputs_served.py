@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
-import grpc.aio
 import numpy as np
 import pytest
 import pytest_asyncio
 from live import Live, live
 
-from triglot import Call, Ensemble, Model, Step, TensorSpec
+from triglot import Call, Ensemble, InvalidArgument, Model, Step, TensorSpec
 from triglot.model.scheduling import ControlInput, DynamicBatching, SequenceBatching
-from triglot.pb.grps import grps_pb2
-from triglot.pb.kserve import inference_pb2 as pb
-from triglot.pb.tfserving import predict_pb2, tensor_pb2
-from triglot.testing import GatedModel
+from triglot.testing import CLIENTS, GatedModel, KServeGrpc, KServeRest
 from waiting import until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.both_transports]
@@ -88,159 +85,112 @@ async def server() -> AsyncIterator[Live]:
         yield opened
 
 
-def message(model: str, values: Values, columns: bool = False, **parameters: int | bool) -> bytes:
-    request = pb.ModelInferRequest(model_name=model)
-    for name, numbers in values.items():
-        shape = (len(numbers), 1) if columns else (len(numbers),)
-        request.inputs.add(name=name, datatype="INT32", shape=shape)
-        request.raw_input_contents.append(np.array(numbers, "i4").tobytes())
-    for key, value in parameters.items():
-        if isinstance(value, bool):
-            request.parameters[key].bool_param = value
-        else:
-            request.parameters[key].int64_param = value
-    return request.SerializeToString()
+THREADS = ThreadPoolExecutor(12)
+"""As many as there are calls at the same time."""
 
 
-def numbers(reply: bytes) -> list[int]:
-    return list(np.frombuffer(pb.ModelInferResponse.FromString(reply).raw_output_contents[0], "i4"))
+def columns(values: Values) -> dict[str, Any]:
+    return {name: np.array(numbers, np.int32).reshape(-1, 1) for name, numbers in values.items()}
 
 
-async def by_kserve_grpc(server: Live, model: str, values: Values) -> list[int]:
-    return numbers(await server.infer(message(model, values), timeout=20))
+async def infer(server: Live, model: str, values: Values, **parameters: int | bool) -> list[int]:
+    """Call a model with a row for each number."""
+
+    def call() -> list[int]:
+        with KServeGrpc(server.grpc_address, timeout=30) as client:
+            return by(client.infer(model, columns(values), parameters=parameters))
+
+    return await asyncio.get_running_loop().run_in_executor(THREADS, call)
 
 
-async def by_kserve_stream(server: Live, model: str, values: Values) -> list[int]:
-    async def sending() -> AsyncIterator[bytes]:
-        yield message(model, values)
-
-    (answer,) = [response async for response in server.stream_infer(sending(), timeout=20)]
-    assert not answer.error_message
-    return numbers(answer.infer_response.SerializeToString())
+def by(outputs: Mapping[str, Any]) -> list[int]:
+    return list(outputs["y"].reshape(-1))
 
 
-async def post(server: Live, path: str, body: object) -> Any:
-    url = f"http://127.0.0.1:{server.server.rest_port}{path}"
-    async with server.session.post(url, json=body) as response:
-        reply = json.loads(await response.read())
-        assert response.status == 200, reply
-        return reply
+def rows(values: Values) -> list[dict[str, int]]:
+    return [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
 
 
-async def by_kserve_rest(server: Live, model: str, values: Values) -> list[int]:
-    inputs = [
-        {"name": name, "datatype": "INT32", "shape": [len(data)], "data": data} for name, data in values.items()
-    ]
-    reply = await post(server, f"/v2/models/{model}/infer", {"inputs": inputs})
-    found: list[int] = reply["outputs"][0]["data"]
-    return found
+Ask = Callable[[Live, str, Values], list[int]]
 
 
-async def by_generate(server: Live, model: str, values: Values) -> list[int]:
-    found: list[int] = (await post(server, f"/v2/models/{model}/generate", values))["y"]
-    return found
+def over(client: str) -> Ask:
+    """What a client of the protocol gets."""
+
+    def ask(server: Live, model: str, values: Values) -> list[int]:
+        address: Any = server.grpc_address if client.endswith("grpc") else server.root
+        with CLIENTS[client](address) as opened:
+            return by(opened.infer(model, {name: np.array(data, np.int32) for name, data in values.items()}))
+
+    return ask
 
 
-async def by_tensorflow_grpc(server: Live, model: str, values: Values) -> list[int]:
-    request = predict_pb2.PredictRequest(model_spec={"name": model})
-    for name, data in values.items():
-        tensor = request.inputs[name]
-        tensor.dtype = tensor_pb2.DT_INT32
-        tensor.tensor_shape.dim.add(size=len(data))
-        tensor.int_val.extend(data)
-    predict = server.channel.unary_unary("/tensorflow.serving.PredictionService/Predict")
-    reply = predict_pb2.PredictResponse.FromString(await predict(request.SerializeToString(), timeout=20))
-    return list(reply.outputs["y"].int_val)
+def over_a_stream(server: Live, model: str, values: Values) -> list[int]:
+    with KServeGrpc(server.grpc_address) as client:
+        (outputs,) = client.infer_stream(model, {name: np.array(data, np.int32) for name, data in values.items()})
+        return by(outputs)
 
 
-async def by_tensorflow_columns(server: Live, model: str, values: Values) -> list[int]:
-    found: list[int] = (await post(server, f"/v1/models/{model}:predict", {"inputs": values}))["outputs"]
-    return found
+def post(server: Live, path: str, body: object) -> Any:
+    return KServeRest(server.root).post(path, body)
 
 
-async def by_tensorflow_rows(server: Live, model: str, values: Values) -> list[int]:
-    rows = [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
-    found: list[int] = (await post(server, f"/v1/models/{model}:predict", {"instances": rows}))["predictions"]
-    return found
+INTERFACES: dict[str, Ask] = {
+    **{name: over(name) for name in CLIENTS},
+    "kserve_stream": over_a_stream,
+    "generate": lambda server, model, values: post(server, f"/v2/models/{model}/generate", values)["y"],
+    "tensorflow_rows": lambda server, model, values: post(
+        server, f"/v1/models/{model}:predict", {"instances": rows(values)}
+    )["predictions"],
+    "projects_predict": lambda server, model, values: [
+        row["y"]
+        for row in post(server, f"/v1/projects/p/models/{model}:predict", {"instances": rows(values)})[
+            "predictions"
+        ]
+    ],
+}
 
 
-async def by_projects_predict(server: Live, model: str, values: Values) -> list[int]:
-    rows = [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
-    reply = await post(server, f"/v1/projects/p/models/{model}:predict", {"instances": rows})
-    return [row["y"] for row in reply["predictions"]]
+@pytest.mark.parametrize("interface", INTERFACES)
+async def test_every_interface_lets_it_be_omitted(server: Live, interface: str) -> None:
+    """An ensemble passes on the present inputs."""
 
+    async def ask(model: str, values: Values) -> list[int]:
+        return await asyncio.to_thread(INTERFACES[interface], server, model, values)
 
-async def by_grps(server: Live, model: str, values: Values) -> list[int]:
-    request = grps_pb2.GrpsMessage(model=model)
-    for name, data in values.items():
-        request.gtensors.tensors.add(name=name, dtype=grps_pb2.DT_INT32, shape=[len(data)], flat_int32=data)
-    predict = server.channel.unary_unary("/grps.protos.v1.GrpsService/Predict")
-    reply = grps_pb2.GrpsMessage.FromString(await predict(request.SerializeToString(), timeout=20))
-    assert reply.status.code == 200, reply
-    return list(reply.gtensors.tensors[0].flat_int32)
-
-
-Ask = Callable[[Live, str, Values], Any]
-INTERFACES: list[Ask] = [
-    by_kserve_grpc,
-    by_kserve_stream,
-    by_kserve_rest,
-    by_generate,
-    by_tensorflow_grpc,
-    by_tensorflow_columns,
-    by_tensorflow_rows,
-    by_projects_predict,
-    by_grps,
-]
-
-
-@pytest.mark.parametrize("ask", INTERFACES, ids=lambda function: function.__name__)
-async def test_every_interface_lets_it_be_omitted(server: Live, ask: Ask) -> None:
-    assert await ask(server, "adding", {"x": [1, 2], "bias": [10, 20]}) == [11, 22]
-    assert await ask(server, "adding", {"x": [1, 2]}) == [101, 102]
-
-
-@pytest.mark.parametrize("ask", INTERFACES, ids=lambda function: function.__name__)
-async def test_ensemble_passes_on_the_present_inputs(server: Live, ask: Ask) -> None:
-    assert await ask(server, "chain", {"x": [1, 2], "bias": [10, 20]}) == [111, 122]
-    assert await ask(server, "chain", {"x": [1, 2]}) == [201, 202]
+    assert await ask("adding", {"x": [1, 2], "bias": [10, 20]}) == [11, 22]
+    assert await ask("adding", {"x": [1, 2]}) == [101, 102]
+    assert await ask("chain", {"x": [1, 2], "bias": [10, 20]}) == [111, 122]
+    assert await ask("chain", {"x": [1, 2]}) == [201, 202]
 
 
 @pytest.mark.parametrize("body", [{"inputs": [1, 2]}, {"instances": [1, 2]}])
 async def test_a_bare_value_is_the_input_that_is_required(server: Live, body: object) -> None:
-    (found,) = (await post(server, "/v1/models/adding:predict", body)).values()
+    (found,) = (await asyncio.to_thread(post, server, "/v1/models/adding:predict", body)).values()
     assert found == [101, 102]
 
 
 async def test_what_is_required_is_missed(server: Live) -> None:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await server.infer(message("adding", {"bias": [1]}))
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "missing required input(s) ['x']" in str(caught.value.details())
-    url = f"http://127.0.0.1:{server.server.rest_port}/v1/models/adding:predict"
+    with pytest.raises(InvalidArgument, match=r"missing required input\(s\) \['x'\]"):
+        await asyncio.to_thread(INTERFACES["kserve_grpc"], server, "adding", {"bias": [1]})
     mixed = {"instances": [{"x": 1, "bias": 2}, {"x": 1}]}
-    async with server.session.post(url, json=mixed) as response:
-        assert response.status == 400
-        assert "keys must be equal to: bias,x" in (await response.json())["error"]
+    with pytest.raises(InvalidArgument, match="keys must be equal to: bias,x"):
+        await asyncio.to_thread(post, server, "/v1/models/adding:predict", mixed)
 
 
 async def test_a_sequence_may_change_its_mind(server: Live) -> None:
-    async def ask(values: Values, *, start: bool = False, end: bool = False) -> list[int]:
-        sent = message("running", values, True, sequence_id=7, sequence_start=start, sequence_end=end)
-        return numbers(await server.infer(sent, timeout=20))
-
-    assert await ask({"x": [1]}, start=True) == [1101]
+    ask = partial(infer, server, "running", sequence_id=7)
+    assert await ask({"x": [1]}, sequence_start=True) == [1101]
     assert await ask({"x": [2], "bias": [5]}) == [7]
-    assert await ask({"x": [3]}, end=True) == [103]
+    assert await ask({"x": [3]}, sequence_end=True) == [103]
 
 
 async def test_sequences_side_by_side_with_unlike_inputs(server: Live) -> None:
-    async def run(sequence: int, values: Values) -> list[int]:
-        sent = message("running", values, True, sequence_id=sequence, sequence_start=True, sequence_end=True)
-        return numbers(await server.infer(sent, timeout=20))
-
     wanted = [(n, {"x": [n], "bias": [n]} if n % 2 else {"x": [n]}) for n in range(1, 13)]
-    found = await asyncio.gather(*(run(sequence, values) for sequence, values in wanted))
+    alone = {"sequence_start": True, "sequence_end": True}
+    found = await asyncio.gather(
+        *(infer(server, "running", values, sequence_id=n, **alone) for n, values in wanted)
+    )
     assert found == [[1000 + (2 * n if n % 2 else n + 100)] for n in range(1, 13)]
 
 
@@ -249,14 +199,10 @@ async def test_a_batch_is_of_requests_with_the_same_inputs(kind: type[Batching])
     model = kind()
     async with live({"batching": model}) as server:
         values: list[Values] = [{"x": [n], "bias": [n]} if n % 2 else {"x": [n]} for n in range(8)]
-        asked = [
-            asyncio.ensure_future(server.infer(message("batching", value, True), timeout=30)) for value in values
-        ]
-        (servable,) = [version.servable for version in server.server.manager.registry.versions()]
-        assert servable is not None
-        await until(lambda: servable.leases == 8)
+        asked = [asyncio.ensure_future(infer(server, "batching", value)) for value in values]
+        await until(lambda: server.leases() == 8)
         model.open_point("infer")
-        found = [numbers(reply) for reply in await asyncio.gather(*asked)]
+        found = await asyncio.gather(*asked)
     assert found == [[2 * n if n % 2 else n + 100] for n in range(8)]
     assert sum(rows for _, rows in model.batches) == 8
     assert {tuple(names) for names, _ in model.batches} == {("x",), ("bias", "x")}
