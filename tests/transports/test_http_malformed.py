@@ -44,7 +44,7 @@ async def server() -> AsyncIterator[Live]:
 
 
 async def answer(server: Live, sent: bytes, port: str = "rest_port") -> bytes:
-    """All that comes until the connection is closed: who knows what comes next."""
+    """All bytes until the server closes the connection, as it cannot know where a request begins."""
     reader, writer = await asyncio.open_connection("127.0.0.1", getattr(server.server, port))
     writer.write(sent)
     got = await asyncio.wait_for(reader.read(), SECONDS)

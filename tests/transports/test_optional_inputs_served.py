@@ -187,9 +187,9 @@ async def test_a_sequence_may_change_its_mind(server: Live) -> None:
 
 async def test_sequences_side_by_side_with_unlike_inputs(server: Live) -> None:
     wanted = [(n, {"x": [n], "bias": [n]} if n % 2 else {"x": [n]}) for n in range(1, 13)]
-    alone = {"sequence_start": True, "sequence_end": True}
+    flags = {"sequence_start": True, "sequence_end": True}
     found = await asyncio.gather(
-        *(infer(server, "running", values, sequence_id=n, **alone) for n, values in wanted)
+        *(infer(server, "running", values, sequence_id=n, **flags) for n, values in wanted)
     )
     assert found == [[1000 + (2 * n if n % 2 else n + 100)] for n in range(1, 13)]
 
