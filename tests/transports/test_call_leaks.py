@@ -1,4 +1,4 @@
-"""What a call leaves behind, however it ends: nothing that Python knows of, over either gRPC transport."""
+"""What a call takes, and leaves behind, however it ends: nothing that Python knows of."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import itertools
 import logging
 import struct
 import tracemalloc
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -18,7 +19,10 @@ import pytest
 from live import Live, live, request
 
 import triglot
+from served_models import serving
 from triglot.config.options import GRPC_TRANSPORTS
+from triglot.pb.kserve import inference_pb2 as pb
+from triglot.testing import GatedModel
 from waiting import until
 
 CALLS, ROUNDS = 60, 3
@@ -86,6 +90,18 @@ async def ok(here: Live) -> None:
 
 async def large(here: Live) -> None:
     await here.infer(request("answers", bytes(200_000)))
+
+
+async def unknown_method(here: Live) -> None:
+    with pytest.raises(grpc.aio.AioRpcError):
+        await here.channel.unary_stream("/grpc.health.v1.Health/ConnectionTimers")(b"\xff").read()
+
+
+async def failed_stream(here: Live) -> None:
+    """Ends with a status, as its client asks for."""
+    call = here.stream_infer(iter([request("refuses", RAW)]), metadata=(("triton_grpc_error", "true"),))
+    with pytest.raises(grpc.aio.AioRpcError):
+        await call.read()
 
 
 async def circle(here: Live) -> None:
@@ -215,7 +231,7 @@ async def garbage(shape: Shape, transport: str) -> list[object]:
 
 
 @pytest.mark.parametrize("transport", GRPC_TRANSPORTS)
-@pytest.mark.parametrize("shape", [ok, large, stream, error, cancel, deadline, cut])
+@pytest.mark.parametrize("shape", [ok, large, stream, error, unknown_method, failed_stream, cancel, deadline, cut])
 async def test_a_call_is_no_circle(shape: Shape, transport: str) -> None:
     # What is made once, or of a call that has not quite ended, is not of each call.
     assert len(await garbage(shape, transport)) < CALLS // 2
@@ -224,3 +240,41 @@ async def test_a_call_is_no_circle(shape: Shape, transport: str) -> None:
 @pytest.mark.parametrize("transport", GRPC_TRANSPORTS)
 async def test_circles_are_seen(transport: str) -> None:
     assert len(await garbage(circle, transport)) >= CALLS
+
+
+MANY_CALLS = 40
+REQUEST = {"InferenceRequest", "InputTensor"}
+"""The request and its tensors."""
+WIRE = {"RpcHead", "Stream", "_Outgoing"}
+"""The request's headers, and the state of its HTTP/2 stream, in and out."""
+
+
+def living() -> Counter[str]:
+    """Our own objects, by type."""
+    return Counter(
+        type(tracked).__name__
+        for tracked in gc.get_objects()
+        if str(type(tracked).__module__).startswith("triglot.")
+    )
+
+
+@pytest.mark.parametrize(("transport", "call"), [("h2", "Rpc"), ("aio", "AioCall")])
+async def test_a_unary_call_is_three_objects(transport: str, call: str) -> None:
+    model = GatedModel("infer")
+    async with (
+        serving({"m": model}, grpc_transport=transport) as here,
+        grpc.aio.insecure_channel(f"127.0.0.1:{here.server.grpc_port}") as channel,
+    ):
+        infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        request = pb.ModelInferRequest(model_name="m", raw_input_contents=[bytes(4)])
+        request.inputs.add(name="x", datatype="FP32", shape=[1])
+        data = request.SerializeToString()
+        gc.collect()
+        before = living()
+        answers = [asyncio.ensure_future(infer(data, timeout=60)) for _ in range(MANY_CALLS)]
+        await until(lambda: here.server.dataplane.queue_depth() == MANY_CALLS - 1)
+        gc.collect()
+        of_a_call = {name for name, count in (living() - before).items() if count >= MANY_CALLS}
+        model.open_point("infer")
+        await asyncio.gather(*answers)
+    assert of_a_call - REQUEST - WIRE == {call, "Call", "Work"}

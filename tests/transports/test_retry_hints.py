@@ -10,12 +10,13 @@ from typing import Any
 
 import grpc.aio
 import pytest
-from live import request
+from live import METHOD, live, request
+from scripted_models import Inputs, Plain
 from test_h2_rest import BODY
 from tls_server import HOST
 
 from served_models import SECONDS, Function, serving
-from triglot.core.errors import QueueFull, retry_hint
+from triglot.core.errors import QueueFull, Unavailable, retry_hint
 
 pytestmark = pytest.mark.both_transports
 
@@ -61,3 +62,30 @@ async def test_hints_of_models_are_rounded_up(given: float) -> None:
 
 def test_an_error_without_a_hint() -> None:
     assert retry_hint(QueueFull("later"), 1000) is None
+
+
+async def test_a_client_may_try_again_by_itself() -> None:
+    """gRPC's own retries are only for a call that ended before anything of an answer came."""
+    asked = 0
+
+    def infer(inputs: Inputs) -> dict[str, object]:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            raise Unavailable("not yet", retry_after=0.01)
+        return {"y": inputs["x"]}
+
+    policy = {
+        "maxAttempts": 3,
+        "initialBackoff": "0.01s",
+        "maxBackoff": "0.01s",
+        "backoffMultiplier": 1,
+        "retryableStatusCodes": ["UNAVAILABLE"],
+    }
+    options = [("grpc.service_config", json.dumps({"methodConfig": [{"name": [{}], "retryPolicy": policy}]}))]
+    async with (
+        live({"later": Plain(infer)}) as server,
+        grpc.aio.insecure_channel(f"127.0.0.1:{server.server.grpc_port}", options=options) as channel,
+    ):
+        await channel.unary_unary(METHOD + "ModelInfer")(request("later", b"\0\0\0\0"))
+    assert asked == 2
