@@ -25,6 +25,7 @@ TENSOR = {"name": "x", "datatype": "FP32", "shape": [1], "data": [1.0]}
 BODIES: dict[str, Any] = {
     "/logging": {"log_info": False},
     "/trace/setting": {"trace_level": ["TIMESTAMPS", "TENSORS"], "trace_rate": "1"},
+    "/models/half/traffic": {"traffic": {"1": 100}},
     "/load": {},
     "/unload": {},
     "/unregister": {},
@@ -51,6 +52,7 @@ VARIABLE = re.compile(r"\{(\w+)(?::[^{}]*)?\}")
 STATES = (
     *("/v2/logging", "/v2/trace/setting", "/v2/models/half/trace/setting", "/v2/systemsharedmemory/status"),
     *("/grps/v1/health/ready", "/v2/models/half/ready", "/v2/models/half/stats"),
+    "/v2/models/half/traffic",
 )
 
 

@@ -133,6 +133,7 @@ COMMANDS = {
     "triglot.cli.replay": "triglot.protocols.tfserving",
     "triglot.cli.tfserving": "triglot.protocols.tfserving",
     "triglot.cli.token": "triglot.access",
+    "triglot.cli.traffic": "triglot.protocols.traffic",
 }
 """Commands of one part."""
 FOLDERS_OF_PARTS = ("triglot.protocols", "triglot.backends", "triglot.executors")

@@ -163,6 +163,7 @@ REFUSING: dict[str, list[Asked]] = {
 """By part, what does not start without it."""
 ANSWERING = {
     "protocols/monitor": ("/metrics", lacks("the monitor protocol", "protocols.monitor")),
+    "protocols/traffic": ("/v2/models/double/traffic", lacks("the traffic protocol", "protocols.traffic")),
     "protocols/openapi": ("/openapi.json", lacks("the openapi protocol", "protocols.openapi")),
 }
 """By part, a path that answers 501 without it, and its text."""
@@ -275,6 +276,7 @@ def test_missing_protocol_of_another_package(name: str, error: str) -> None:
         ("protocols/tfserving", "replay", "protocols.tfserving"),
         ("backends/grps", "grps", "backends.grps"),
         ("access", "token", "access"),
+        ("protocols/traffic", "traffic", "protocols.traffic"),
     ],
 )
 def test_command_of_a_missing_part(part: str, command: str, module: str, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ PARTS: Final[Mapping[str, Mapping[str, str]]] = {
         "grps": "triglot.protocols.grps.protocol:grps",
         "mlflow": "triglot.protocols.mlflow.protocol:mlflow",
         "monitor": "triglot.protocols.monitor.protocol:monitor",
+        "traffic": "triglot.protocols.traffic.protocol:traffic",
         "openapi": "triglot.protocols.openapi.protocol:openapi",
     },
     "backend": {
@@ -61,7 +62,7 @@ PARTS: Final[Mapping[str, Mapping[str, str]]] = {
     },
 }
 """Kind → name → "module:attribute"."""
-PAGES: Final = ("monitor", "openapi")
+PAGES: Final = ("monitor", "traffic", "openapi")
 """Protocols that are served beside those that a configuration names."""
 PROTOCOLS: Final = tuple(name for name in PARTS["protocol"] if name not in PAGES)
 """Protocols that a configuration names; the default order."""

@@ -45,6 +45,8 @@ MESSAGES: dict[str, list[dict[str, Any]]] = {
     "RepositoryIndex": [{}, {"ready": True}],
     "RepositoryModelLoad": [{"model_name": NAME}, {"repository_name": NAME}],
     "RepositoryModelUnload": [{"model_name": NAME}],
+    "GetTraffic": [{"model_name": NAME}],
+    "SetTraffic": [{"model_name": NAME, "reset": True}],
     "TraceSetting": [
         {},
         {"model_name": NAME},

@@ -65,7 +65,7 @@ async def assert_that_all_is_well(served: Served) -> None:
 async def test_every_row_is_a_method_of_its_service() -> None:
     server = triglot.Server([])
     services, _ = rows(Context(server.dataplane, server.telemetry, server.config))
-    assert len(services) == 8
+    assert len(services) == 9
     for service in services:
         methods = service_descriptor(service.name).methods_by_name
         names = [method.name for method in service.methods]

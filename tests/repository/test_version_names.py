@@ -46,7 +46,7 @@ def test_what_the_file_says(tmp_path: Path, text: str, expected: VersionNames) -
     ("text", "message"),
     [
         ("default = ", "Invalid value (at end of document)"),
-        ("v1 = 1", "unknown key 'v1', expected default and versions"),
+        ("v1 = 1", "unknown key 'v1', expected default, versions, traffic, sticky, shadow, rollback"),
         ("versions = 1", "versions: expected a table of names and numbers, got 1"),
         ('[versions]\nv1 = "1"', "versions: v1: expected a version's number, got '1'"),
         ("[versions]\nv1 = true", "versions: v1: expected a version's number, got True"),

@@ -35,6 +35,7 @@ COMMANDS = {
         "check",
         "infer",
         "models",
+        "traffic",
         "replay",
         "tfserving",
         "grps",

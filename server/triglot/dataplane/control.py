@@ -27,6 +27,8 @@ LOG_SETTINGS, TRACE_SETTINGS = "log_settings", "trace_settings"
 REGISTER, UNREGISTER = "register_shared_memory", "unregister_shared_memory"
 ONLINE = "online"
 METRICS, TFSERVING_METRICS = "metrics", "tfserving_metrics"
+TRAFFIC = "traffic"
+"""An action, and a report."""
 STATISTICS, OVERVIEW, SERIES, NAMES = "statistics", "overview", "series", "names"
 RETIRE = signal.SIGHUP
 """In the queue of signals: a successor takes over. The signal itself is never sent to workers."""

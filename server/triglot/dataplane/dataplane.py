@@ -21,6 +21,7 @@ from triglot.repository.config.model_config import parse_override
 from triglot.repository.config.settings import ModelSettings, settings_fields, settings_of
 from triglot.repository.manager.manager import Manager
 from triglot.repository.manager.plan import Version
+from triglot.repository.manager.registry import Registry
 from triglot.scheduling.servable import Servable
 from triglot.telemetry.tracing import Tracer
 
@@ -53,6 +54,11 @@ class DataPlane(RequestPath):
         self.control.register_action(UNLOAD_MODEL, self._unload)
         self.control.register_action(RELOAD, self._reload)
 
+    @property
+    def registry(self) -> Registry:
+        """The versions of all models."""
+        return self._registry
+
     async def infer(self, request: InferenceRequest, call: Call) -> InferenceResponse:
         """Return the response to one request.
 
@@ -60,7 +66,7 @@ class DataPlane(RequestPath):
         `Decoupled` when the model returns a stream.
         """
         call.model_name = request.model_name
-        with self.servable_of(call.permission, request) as servable:
+        with self.servable_of(call, request) as servable:
             return await self.infer_on(servable, request, call)
 
     async def infer_on(self, servable: Servable, request: InferenceRequest, call: Call) -> InferenceResponse:
@@ -73,7 +79,7 @@ class DataPlane(RequestPath):
     def infer_stream(self, request: InferenceRequest, call: Call) -> Responses:
         """Return the responses of the model, to be closed. Raise as `infer`, and so do they."""
         call.model_name = request.model_name
-        servable = self.servable_of(call.permission, request)
+        servable = self.servable_of(call, request)
         return Responses(partial(self.start, servable, request, call, streams=True))
 
     def infer_stream_on(self, servable: Servable, request: InferenceRequest | None, call: Call) -> Responses:

@@ -232,7 +232,7 @@ class ModelCalls:
         child = self._child(parent, wanted, link)
         with _count_call(self._unary_endpoint, child), _name_model(wanted.model), _cancel_with(parent):
             request = await request_of(parent, wanted)
-            servable = self._dataplane.servable_of(child.permission, request)
+            servable = self._dataplane.servable_of(child, request)
             with servable, self._track_instances(link, servable):
                 return arrays_of(await self._dataplane.infer_on(servable, request, child))
 
@@ -242,7 +242,7 @@ class ModelCalls:
         child = self._child(parent, wanted, link)
         with _count_call(self._stream_endpoint, child), _name_model(wanted.model):
             request = await request_of(parent, wanted)
-            servable = self._dataplane.servable_of(child.permission, request)
+            servable = self._dataplane.servable_of(child, request)
             with servable, self._track_instances(link, servable):
                 responses = self._dataplane.infer_stream_on(servable, request, child)
                 async with aclosing(responses):

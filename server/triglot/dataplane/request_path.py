@@ -25,7 +25,7 @@ from triglot.core.operation import EVERYTHING, Permission
 from triglot.core.request_scheduling import scheduling_of
 from triglot.core.response_buffer import NOTHING
 from triglot.core.running import Defer, Sink, Watcher
-from triglot.core.types import Answer, InferenceRequest, InferenceResponse
+from triglot.core.types import Answer, InferenceRequest, InferenceResponse, ParameterValue
 from triglot.dataplane.coroutines import store_copy, submit_prepared
 from triglot.executors.work import Receiver, Work
 from triglot.model.config import Recording
@@ -202,6 +202,19 @@ class RequestRecorder(Observer):
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
+class TrafficRules:
+    """Divides the calls of models among their versions, and copies calls to shadows. A part."""
+
+    @abstractmethod
+    def route(self, servable: Servable, call: Call, parameters: Mapping[str, ParameterValue]) -> Servable:
+        """Return the version for a call that names none; `servable` is the default one."""
+
+    @abstractmethod
+    def copy(self, servable: Servable, request: InferenceRequest, call: Call) -> Watcher | None:
+        """Return what copies the request once it has ended; None if it is not copied."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
 class RequestPath:
     """Finds the servable, validates the request against its signature, runs it and checks the response.
 
@@ -214,6 +227,10 @@ class RequestPath:
         self.tracer = tracer or Tracer()
         self.recorder: RequestRecorder | None = None
         """What a configuration that has requests recorded asks for."""
+        self.routes: TrafficRules | None = None
+        """Set while a model has weights."""
+        self.shadows: TrafficRules | None = None
+        """Set while a model has a shadow."""
         self.sequences = SequenceRoutes(manager.registry)
         self._manager = manager
         self._registry = manager.registry
@@ -239,17 +256,25 @@ class RequestPath:
         except (ModelNotFound, Unavailable) as error:
             raise self._with_reason(error, permission, name, version) from None
 
-    def servable_of(self, permission: Permission, request: InferenceRequest) -> Servable:
+    def routed(self, servable: Servable, call: Call) -> Servable:
+        """Return the version that runs a call that names no version; `servable` is the default one."""
+        return servable if self.routes is None else self.routes.route(servable, call, {})
+
+    def servable_of(self, call: Call, request: InferenceRequest) -> Servable:
         """Return the version for a request; if it continues a sequence, the version that holds its state."""
+        permission = call.permission
         if not permission.covers_all:
             permission.check_model(request.model_name)
         if request.parameters and (holder := self.sequences.find(request)) is not None:
             return holder
         name, version = request.model_name, request.model_version
         try:
-            return self._registry.servable(name, version)
+            servable = self._registry.servable(name, version)
         except (ModelNotFound, Unavailable) as error:
             raise self._with_reason(error, permission, name, version) from None
+        if self.routes is None or version:
+            return servable
+        return self.routes.route(servable, call, request.parameters)
 
     def _with_reason(
         self, error: ModelNotFound | Unavailable, permission: Permission, name: str, version: str
@@ -299,6 +324,12 @@ class RequestPath:
                 and (record := self.recorder.record(servable, request, call))
             ):
                 work.watchers = [*(work.watchers or ()), record]
+            if (
+                self.shadows is not None
+                and request is not None
+                and (copy := self.shadows.copy(servable, request, call))
+            ):
+                work.watchers = [*(work.watchers or ()), copy]
             self.begin(version, call)
             if request is not None:
                 if version.decoupled and not streams:

@@ -138,13 +138,15 @@ class ModelConfig:
             Python.
         max_unread_bytes: The server's option: bytes of a request's responses that are kept for its client.
         op_libraries: Shared libraries with operations of TensorFlow; the server's, not part of the model's own.
+        traffic: Weights by version; they belong to the model and not to a version.
         ray: Fields of `RayOptions` that override those of the model's class.
         name: Name under which the model is served; "" before it is loaded.
         source: Name of the configuration (its file) in messages.
         text: The whole configuration in Triton's JSON (spec 3.7), zero values included; "" without a
             configuration.
         sign: Fingerprint of the configuration without the name (the folder decides it), the version policy (it
-            belongs to the model and not to a version) and the instance groups (see `groups_sign`).
+            belongs to the model and not to a version), the traffic (so does it) and the instance groups (see
+            `groups_sign`).
         groups_sign: Fingerprint of the instance groups.
     """
 
@@ -174,6 +176,7 @@ class ModelConfig:
     environment: Path | None = None
     max_unread_bytes: int = field(default=MAX_UNREAD_BYTES, compare=False)
     op_libraries: Sequence[Path] = field(default=(), compare=False)
+    traffic: Mapping[str, float] = field(default_factory=dict, compare=False)
     ray: Mapping[str, Any] = field(default_factory=dict)
     name: str = field(default="", compare=False)
     source: str = field(default="", compare=False)

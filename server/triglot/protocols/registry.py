@@ -19,7 +19,11 @@ from triglot.protocols.protocol import Context, MakeProtocol, Protocol
 from triglot.protocols.rows import Method, Route, Service
 from triglot.telemetry.calls import Observer
 
-PAGE_PATHS = {"monitor": ("/metrics",), "openapi": ("/openapi.json", "/docs")}
+PAGE_PATHS = {
+    "monitor": ("/metrics",),
+    "traffic": ("/v2/models/{model}/traffic",),
+    "openapi": ("/openapi.json", "/docs"),
+}
 """The paths at which clients ask for a page that may be missing."""
 Rows = tuple[list[Service], list[Route]]
 Row = TypeVar("Row", Method, Route)

@@ -11,6 +11,7 @@ from triglot.dataplane.control import (
     LOG_SETTINGS,
     REGISTER,
     TRACE_SETTINGS,
+    TRAFFIC,
     UNLOAD_MODEL,
     UNREGISTER,
     Arguments,
@@ -42,7 +43,7 @@ def key_of(name: str, arguments: Arguments) -> Key:
         return MODEL, str(arguments["name"])
     if name in (REGISTER, UNREGISTER):
         return REGION, str(arguments["name"])
-    return (name, str(arguments["model"])) if name == TRACE_SETTINGS else (name,)
+    return (name, str(arguments["model"])) if name in (TRACE_SETTINGS, TRAFFIC) else (name,)
 
 
 class Record:

@@ -60,17 +60,21 @@ def set_field(message, field, choice, depth):
     return 1 + fill(target, field.message_type, choice, depth - 1)
 
 
+OWN_FIELDS = 1000
+"""Number from which on fields are Triglot's own, which no client knows."""
+
+
 def fill(message, descriptor, choice, depth=DEPTH):
     """Set all fields that `descriptor` has, down to `depth` messages within messages. Return their number.
 
-    Of a oneof, the field number `choice` is set, counted round.
+    Of a oneof, the field number `choice` is set, counted round. Fields of Triglot are omitted.
     """
     if depth < 0:
         return 0
     count = 0
     for field in descriptor.fields:
         oneof = field.containing_oneof
-        if oneof is None or oneof.fields[choice % len(oneof.fields)] is field:
+        if field.number < OWN_FIELDS and (oneof is None or oneof.fields[choice % len(oneof.fields)] is field):
             count += set_field(message, field, choice, depth)
     return count
 

@@ -5,12 +5,13 @@
 #    source ~/.local/share/bash_completion/triglot
 # See also: https://github.com/scop/bash-completion/blob/main/doc/configuration.md
 
-_shtab_triglot_subparsers=(serve check infer models replay tfserving grps mlserver token completion)
+_shtab_triglot_subparsers=(serve check infer models traffic replay tfserving grps mlserver token completion)
 
 _shtab_triglot_serve_option_strings=(-h --help --model-name --config --watch --reload --help-all --host --grpc-port --rest-port --grpc-socket --allowed-hosts --allowed-origins --cors --no-cors --tls-certificate --tls-key --tls-client-ca --tls-client-auth --tls-in-front --no-tls-in-front --access --audit-log --audit-required --no-audit-required --grpc-restricted-protocol --http-restricted-api --protocols --server-name --platform-names --typed-contents --no-typed-contents --mlflow-casts --no-mlflow-casts --tensor-content --no-tensor-content --named-predictions --vertex-endpoints --predict-route --health-route --monitoring-path --shared-memory-prefix --default-model --grps-online --no-grps-online --grps-http-errors --grps-path --grps-customized-body --no-grps-customized-body --grps-streaming-mode --grps-streaming-key --grps-streaming-content-type --model-control-mode --poll-interval --load-model --allow-model-upload --no-allow-model-upload --model-signatures --model-signing-keys --model-signing-ca --model-signing-identity --allow-symlinks --no-allow-symlinks --allowed-model-roots --load-timeout --load-retries --load-retry-interval --exit-on-load-error --no-exit-on-load-error --strict-readiness --no-strict-readiness --wait-for-models --no-wait-for-models --labels-before-load --no-labels-before-load --tensorflow-op-libraries --warm-up --no-warm-up --max-requested-instances --max-requested-batch-size --max-requested-sequences --max-requested-entries --max-requested-warm-up-runs --max-requested-bytes --storage-cache --storage-cache-bytes --default-max-batch-size --max-queue-size --max-queue-bytes --max-total-queue-size --max-total-queue-bytes --max-inner-calls --max-unread-bytes --response-cache-bytes --max-message-size --max-json-size --max-json-values --default-timeout --rest-timeout --max-connections --max-sockets --max-connection-age --max-connection-age-grace --keepalive-time --keepalive-timeout --rest-keepalive-time --grpc-compression --drain-delay --grace --workers --worker-timeout --ray-address --grpc-transport --http-transport --event-loop --busy-poll --malloc --debug --no-debug --log-level --log-verbose-level --log-format --access-log --no-access-log --log-file --loop-lag-warning --metrics-config --metrics-port --mlserver-metrics --no-mlserver-metrics --trace-file --trace-level --trace-rate --trace-count --trace-log-frequency --trace-config --request-log --request-log-rate --request-log-file-size --request-log-files)
 _shtab_triglot_check_option_strings=(-h --help --json --no-calls --model-name --config --watch --reload --help-all --host --grpc-port --rest-port --grpc-socket --allowed-hosts --allowed-origins --cors --no-cors --tls-certificate --tls-key --tls-client-ca --tls-client-auth --tls-in-front --no-tls-in-front --access --audit-log --audit-required --no-audit-required --grpc-restricted-protocol --http-restricted-api --protocols --server-name --platform-names --typed-contents --no-typed-contents --mlflow-casts --no-mlflow-casts --tensor-content --no-tensor-content --named-predictions --vertex-endpoints --predict-route --health-route --monitoring-path --shared-memory-prefix --default-model --grps-online --no-grps-online --grps-http-errors --grps-path --grps-customized-body --no-grps-customized-body --grps-streaming-mode --grps-streaming-key --grps-streaming-content-type --model-control-mode --poll-interval --load-model --allow-model-upload --no-allow-model-upload --model-signatures --model-signing-keys --model-signing-ca --model-signing-identity --allow-symlinks --no-allow-symlinks --allowed-model-roots --load-timeout --load-retries --load-retry-interval --exit-on-load-error --no-exit-on-load-error --strict-readiness --no-strict-readiness --wait-for-models --no-wait-for-models --labels-before-load --no-labels-before-load --tensorflow-op-libraries --warm-up --no-warm-up --max-requested-instances --max-requested-batch-size --max-requested-sequences --max-requested-entries --max-requested-warm-up-runs --max-requested-bytes --storage-cache --storage-cache-bytes --default-max-batch-size --max-queue-size --max-queue-bytes --max-total-queue-size --max-total-queue-bytes --max-inner-calls --max-unread-bytes --response-cache-bytes --max-message-size --max-json-size --max-json-values --default-timeout --rest-timeout --max-connections --max-sockets --max-connection-age --max-connection-age-grace --keepalive-time --keepalive-timeout --rest-keepalive-time --grpc-compression --drain-delay --grace --workers --worker-timeout --ray-address --grpc-transport --http-transport --event-loop --busy-poll --malloc --debug --no-debug --log-level --log-verbose-level --log-format --access-log --no-access-log --log-file --loop-lag-warning --metrics-config --metrics-port --mlserver-metrics --no-mlserver-metrics --trace-file --trace-level --trace-rate --trace-count --trace-log-frequency --trace-config --request-log --request-log-rate --request-log-file-size --request-log-files)
 _shtab_triglot_infer_option_strings=(-h --help --model-version --parameter --json --no-json --url --timeout --tls --tls-ca --tls-certificate --tls-key --token-file)
 _shtab_triglot_models_option_strings=(-h --help --json --url --timeout --tls --tls-ca --tls-certificate --tls-key --token-file)
+_shtab_triglot_traffic_option_strings=(-h --help --weight --sticky --shadow --tolerance --reset --json --url --timeout --tls --tls-ca --tls-certificate --tls-key --token-file)
 _shtab_triglot_replay_option_strings=(-h --help --model --model-version --tolerance --json --to --timeout --tls --tls-ca --tls-certificate --tls-key --token-file)
 _shtab_triglot_tfserving_option_strings=(-h --help --version --port --grpc_socket_path --rest_api_port --rest_api_timeout_in_ms --rest_api_enable_cors_support --model_name --model_base_path --model_config_file --model_config_file_poll_wait_seconds --file_system_poll_wait_seconds --max_num_load_retries --load_retry_interval_micros --allowed_model_roots --tensorflow_op_libraries --allow_version_labels_for_unavailable_models --enable_serialization_as_tensor_content --enable_model_warmup --monitoring_config_file --saved_model_tags --enable_batching --batching_parameters_file --enable_per_model_batching_parameters)
 _shtab_triglot_grps_option_strings=(-h --help --server-conf --server_conf --inference-conf --inference_conf --online --http-error-status --log-level --unittest)
@@ -57,6 +58,10 @@ _shtab_triglot_models___tls_ca_COMPGEN=_shtab_compgen_files
 _shtab_triglot_models___tls_certificate_COMPGEN=_shtab_compgen_files
 _shtab_triglot_models___tls_key_COMPGEN=_shtab_compgen_files
 _shtab_triglot_models___token_file_COMPGEN=_shtab_compgen_files
+_shtab_triglot_traffic___tls_ca_COMPGEN=_shtab_compgen_files
+_shtab_triglot_traffic___tls_certificate_COMPGEN=_shtab_compgen_files
+_shtab_triglot_traffic___tls_key_COMPGEN=_shtab_compgen_files
+_shtab_triglot_traffic___token_file_COMPGEN=_shtab_compgen_files
 _shtab_triglot_replay_pos_0_COMPGEN=_shtab_compgen_files
 _shtab_triglot_replay___tls_ca_COMPGEN=_shtab_compgen_files
 _shtab_triglot_replay___tls_certificate_COMPGEN=_shtab_compgen_files
@@ -103,7 +108,7 @@ _shtab_triglot_check___log_format_choices=(default ISO8601 json)
 _shtab_triglot_grps___http_error_status_choices=(mirror always_200)
 _shtab_triglot_grps___log_level_choices=(debug info warning error)
 _shtab_triglot_completion_pos_0_choices=(bash fish zsh)
-_shtab_triglot_pos_0_choices=(serve check infer models replay tfserving grps mlserver token completion)
+_shtab_triglot_pos_0_choices=(serve check infer models traffic replay tfserving grps mlserver token completion)
 
 _shtab_triglot_serve_pos_0_nargs='*'
 _shtab_triglot_serve__h_nargs=0
@@ -201,6 +206,11 @@ _shtab_triglot_models__h_nargs=0
 _shtab_triglot_models___help_nargs=0
 _shtab_triglot_models___json_nargs=0
 _shtab_triglot_models___tls_nargs=0
+_shtab_triglot_traffic__h_nargs=0
+_shtab_triglot_traffic___help_nargs=0
+_shtab_triglot_traffic___reset_nargs=0
+_shtab_triglot_traffic___json_nargs=0
+_shtab_triglot_traffic___tls_nargs=0
 _shtab_triglot_replay_pos_0_nargs=+
 _shtab_triglot_replay__h_nargs=0
 _shtab_triglot_replay___help_nargs=0

@@ -20,6 +20,7 @@ _shtab_triglot_commands() {
     serve:'serve models'
     tfserving:'serve models under TensorFlow Serving'"'"'s flags'
     token:'make a token for a client'
+    traffic:'show or change how a model'"'"'s calls are divided among its versions'
   )
   _describe 'triglot commands' _commands
 }
@@ -413,6 +414,27 @@ _shtab_triglot_token_options=(
 # guard to ensure default positional specs are added only once per session
 _shtab_triglot_token_defaults_added=0
 
+_shtab_triglot_traffic_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "*--weight[percent of the calls for a version\; the other versions share the rest as before\; may be repeated]:VERSION=PERCENT:"
+  "--sticky[parameter or header whose value decides about the version\; empty\: none]:NAME:"
+  "--shadow[percent of the calls that are copied to a version, of this or another model\; VERSION\=0 ends it]:[MODEL/]VERSION=PERCENT:"
+  "--tolerance[how far the shadow\'s numbers may differ, absolutely and relatively (default\: 1e-05)]:SHARE:"
+  "--reset[return to the configuration first]"
+  "--json[print JSON instead of a table]"
+  "--url[the server\'s gRPC address (default\: 127.0.0.1\:8001)]:HOST:PORT:"
+  "--timeout[deadline of the call (default\: 60)]:SECONDS:"
+  "--tls[connect with TLS]"
+  "--tls-ca[PEM file of the CA certificates to trust\; implies --tls]:FILE:_files"
+  "--tls-certificate[PEM file of the server\'s certificate chain, for TLS on every port\; read again when it changes]:FILE:_files"
+  "--tls-key[PEM file of the certificate\'s private key, without a passphrase]:FILE:_files"
+  "--token-file[file with the token for a server with access control (default\: the variable TRIGLOT_TOKEN)]:FILE:_files"
+  ":name of the model:"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_triglot_traffic_defaults_added=0
+
 
 _shtab_triglot() {
   local context state line curcontext="$curcontext" one_or_more='(*)' remainder='(-)*:' default='*::: :->triglot'
@@ -442,6 +464,7 @@ _shtab_triglot() {
         serve) _arguments -C -s $_shtab_triglot_serve_options ;;
         tfserving) _arguments -C -s $_shtab_triglot_tfserving_options ;;
         token) _arguments -C -s $_shtab_triglot_token_options ;;
+        traffic) _arguments -C -s $_shtab_triglot_traffic_options ;;
       esac
   esac
 }

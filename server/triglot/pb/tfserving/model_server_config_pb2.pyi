@@ -65,7 +65,7 @@ class FileSystemStoragePathSourceConfig(_message.Message):
     def __init__(self, file_system_poll_wait_seconds: _Optional[int] = ..., fail_if_zero_versions_at_startup: _Optional[bool] = ..., servables: _Optional[_Iterable[_Union[FileSystemStoragePathSourceConfig.ServableToMonitor, _Mapping[str, _Any]]]] = ..., servable_versions_always_present: _Optional[bool] = ...) -> None: ...
 
 class ModelConfig(_message.Message):
-    __slots__ = ("name", "base_path", "model_type", "model_platform", "logging_config", "model_version_policy", "version_labels")
+    __slots__ = ("name", "base_path", "model_type", "model_platform", "logging_config", "model_version_policy", "version_labels", "traffic")
     class VersionLabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +73,13 @@ class ModelConfig(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class TrafficEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     NAME_FIELD_NUMBER: _ClassVar[int]
     BASE_PATH_FIELD_NUMBER: _ClassVar[int]
     MODEL_TYPE_FIELD_NUMBER: _ClassVar[int]
@@ -80,6 +87,7 @@ class ModelConfig(_message.Message):
     LOGGING_CONFIG_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_POLICY_FIELD_NUMBER: _ClassVar[int]
     VERSION_LABELS_FIELD_NUMBER: _ClassVar[int]
+    TRAFFIC_FIELD_NUMBER: _ClassVar[int]
     name: str
     base_path: str
     model_type: ModelType
@@ -87,7 +95,8 @@ class ModelConfig(_message.Message):
     logging_config: _logging_config_pb2.LoggingConfig
     model_version_policy: FileSystemStoragePathSourceConfig.ServableVersionPolicy
     version_labels: _containers.ScalarMap[str, int]
-    def __init__(self, name: _Optional[str] = ..., base_path: _Optional[str] = ..., model_type: _Optional[_Union[ModelType, str]] = ..., model_platform: _Optional[str] = ..., logging_config: _Optional[_Union[_logging_config_pb2.LoggingConfig, _Mapping[str, _Any]]] = ..., model_version_policy: _Optional[_Union[FileSystemStoragePathSourceConfig.ServableVersionPolicy, _Mapping[str, _Any]]] = ..., version_labels: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    traffic: _containers.ScalarMap[str, float]
+    def __init__(self, name: _Optional[str] = ..., base_path: _Optional[str] = ..., model_type: _Optional[_Union[ModelType, str]] = ..., model_platform: _Optional[str] = ..., logging_config: _Optional[_Union[_logging_config_pb2.LoggingConfig, _Mapping[str, _Any]]] = ..., model_version_policy: _Optional[_Union[FileSystemStoragePathSourceConfig.ServableVersionPolicy, _Mapping[str, _Any]]] = ..., version_labels: _Optional[_Mapping[str, int]] = ..., traffic: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class ModelConfigList(_message.Message):
     __slots__ = ("config",)

@@ -60,8 +60,10 @@ PROTOCOL = "grps"
 NOT_READY = Status(503, "Service Unavailable", FAILURE)
 
 
-def find_servable(dataplane: DataPlane, permission: Permission, model_id: str, default_model: str) -> Servable:
-    """Return the version for a request, to be leased by `with`.
+def find_servable(
+    dataplane: DataPlane, permission: Permission, model_id: str, default_model: str, call: Call | None = None
+) -> Servable:
+    """Return the version for a request, to be leased by `with`; of a `call`, the one that runs it.
 
     Without an id that is the default model, or the only one. A model that is not a grps project's is found by its
     bare name, too. Models that the permission does not cover count as unknown; an id that can mean no other model
@@ -77,7 +79,8 @@ def find_servable(dataplane: DataPlane, permission: Permission, model_id: str, d
                 pass
     name = model_id or default_model or _only_model(dataplane, permission)
     if not model_id and dataplane.knows(permission, name):
-        return dataplane.servable(permission, name)
+        servable = dataplane.servable(permission, name)
+        return servable if call is None else dataplane.routed(servable, call)
     for model, version in _candidates(name):
         if not dataplane.knows(permission, model):
             continue
@@ -93,7 +96,7 @@ def find_servable(dataplane: DataPlane, permission: Permission, model_id: str, d
     servable = dataplane.servable(permission, name)
     if servable.model.takes_messages:
         raise ModelNotFound(f"Model {name} not found. Models of a project are named NAME-VERSION.")
-    return servable
+    return servable if call is None else dataplane.routed(servable, call)
 
 
 def _only_model(dataplane: DataPlane, permission: Permission) -> str:
@@ -255,7 +258,7 @@ class Grps:
         Raise `ServingError`, also for errors in the request's content.
         """
         call.model_name = request.model
-        servable = find_servable(self._dataplane, call.permission, request.model, self._default_model)
+        servable = find_servable(self._dataplane, call.permission, request.model, self._default_model, call)
         call.model_name, call.model_version = servable.name, servable.version
         if request.error is not None:
             raise own_copy(request.error)

@@ -69,7 +69,7 @@ class ExtendedPlane:
         Raise also `NotFound` for an unknown region, and as `Regions` and `Region`.
         """
         call.model_name, call.request_id = request.model_name, request.id
-        with self._dataplane.servable_of(call.permission, request) as servable:
+        with self._dataplane.servable_of(call, request) as servable:
             targets, sources = self._targets(request), self._sources(request)
             separate_from = targets if _may_borrow(servable) else None
             checkouts = await self._read(servable, request, call, sources, separate_from)
@@ -80,7 +80,7 @@ class ExtendedPlane:
     async def infer_stream(self, request: InferenceRequest, call: Call) -> AsyncGenerator[InferenceResponse, None]:
         """Run as `DataPlane.infer_stream`; in a region, every response overwrites the previous one."""
         call.model_name, call.request_id = request.model_name, request.id
-        with self._dataplane.servable_of(call.permission, request) as servable:
+        with self._dataplane.servable_of(call, request) as servable:
             targets, sources = self._targets(request), self._sources(request)
             await self._read(servable, request, call, sources)
             async with aclosing(self._dataplane.infer_stream_on(servable, request, call)) as responses:

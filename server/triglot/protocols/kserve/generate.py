@@ -164,7 +164,7 @@ class Streaming(InferenceHandler):
         request = self._request_of(decoded)
         call.model_name, call.request_id = request.model_name, request.id
         try:
-            servable = self._dataplane.servable_of(call.permission, request)
+            servable = self._dataplane.servable_of(call, request)
         except ServingError as error:
             raise name_request(error, request.id) from None
         return self._dataplane.start(servable, request, call, sink, defer, streams=servable.decoupled)

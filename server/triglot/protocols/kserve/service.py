@@ -75,7 +75,7 @@ class UnaryInference(InferenceHandler):
             return CoroutineWork(self._extended.infer(request, call), sink)
         call.model_name = request.model_name
         try:
-            servable = self._dataplane.servable_of(call.permission, request)
+            servable = self._dataplane.servable_of(call, request)
         except ServingError as error:
             call.request_id = request.id
             raise name_request(error, request.id) from None

@@ -117,7 +117,7 @@ class StreamRequests:
             if TRACEPARENT in request.parameters:
                 self._endpoint.continue_trace(call, request.parameters)
             call.decoded()
-            servable = self._dataplane.servable_of(call.permission, request)
+            servable = self._dataplane.servable_of(call, request)
             if servable.decoupled:
                 output.release_slot()
                 several = _DecoupledRequest(self, request, output, call, slot.size)

@@ -87,7 +87,7 @@ class Invocations:
 
     async def invoke(self, request: Request, call: Call) -> InferenceResponse:
         """Run the model. Raise `ServingError`."""
-        with self._find(request.model, call.permission) as servable:
+        with self._dataplane.routed(self._find(request.model, call.permission), call) as servable:
             signature = servable.signatures[servable.default_signature]
             target = Target(signature, servable.model.columns, self._casts)
             convert = partial(inputs_of, request.sent, target)

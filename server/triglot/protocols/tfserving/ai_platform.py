@@ -88,18 +88,28 @@ class PredictCall:
 
 @dataclass(frozen=True, slots=True)
 class DecodedRequest:
-    """A request decoded for a version; `find` and `decode` do it again for the version that runs it."""
+    """A request decoded for a version; `find` and `decode` do it again for the version that runs it.
+
+    `names_version`: the client chose it.
+    """
 
     find: Callable[[], Servable]
     decode: Callable[[Servable], PredictCall]
     servable: Servable
     decoded: PredictCall
+    names_version: bool
 
     @classmethod
-    def of(cls, find: Callable[[], Servable], decode: Callable[[Servable], PredictCall]) -> DecodedRequest:
+    def of(
+        cls,
+        find: Callable[[], Servable],
+        decode: Callable[[Servable], PredictCall],
+        *,
+        names_version: bool = False,
+    ) -> DecodedRequest:
         """Return the request, decoded for the version that serves now. Raise as both functions."""
         servable = find()
-        return cls(find, decode, servable, decode(servable))
+        return cls(find, decode, servable, decode(servable), names_version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +153,7 @@ class AIPlatform:
         find = partial(self.find, http.permission, name, version, resource)
         try:
             body, _ = unwrapped(bytes(http.body), self.limits)
-            return DecodedRequest.of(find, partial(self._decode, body))
+            return DecodedRequest.of(find, partial(self._decode, body), names_version=bool(version))
         except InvalidArgument as error:
             raise InvalidArgument(f"Invalid inputs: {error.message} (Error code: 1)") from None
 
@@ -172,7 +182,8 @@ class AIPlatform:
 
     async def predict(self, received: DecodedRequest, call: Call) -> Predicted:
         """Run a request. Raise `ServingError`."""
-        with received.find() as servable:
+        found = received.find()
+        with found if received.names_version else self._dataplane.routed(found, call) as servable:
             request = received.decoded
             if servable is not received.servable:
                 # Another version serves the calls since the body was decoded.

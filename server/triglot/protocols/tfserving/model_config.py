@@ -14,6 +14,7 @@ from triglot.core.errors import InvalidArgument
 from triglot.model.config import ALL, Recording, VersionPolicy
 from triglot.pb.tfserving import model_server_config_pb2 as pb
 from triglot.repository.config.settings import ModelSettings, check_names
+from triglot.repository.config.traffic import weights_of
 from triglot.repository.scan.layout import BACKEND_OF_FILE
 from triglot.repository.scan.urls import SCHEMES, url_of
 
@@ -51,8 +52,22 @@ def model_settings(
 def _settings(model: pb.ModelConfig, base_path: Path) -> ModelSettings:
     policy = _policy(model.model_version_policy)
     return ModelSettings(
-        model.name, base_path, policy, dict(model.version_labels), _platform(model), _recording(model)
+        model.name,
+        base_path,
+        policy,
+        dict(model.version_labels),
+        _platform(model),
+        _recording(model),
+        _weights(model),
     )
+
+
+def _weights(model: pb.ModelConfig) -> dict[str, float]:
+    """Return the weights of versions. Raise `InvalidArgument`."""
+    try:
+        return weights_of(dict(model.traffic))
+    except ValueError as error:
+        raise InvalidArgument(f"model {model.name}: {error}") from None
 
 
 def _recording(model: pb.ModelConfig) -> Recording | None:

@@ -56,7 +56,7 @@ from triglot.protocols.tfserving.service import (
     Prediction,
     Predictions,
     Regression,
-    find_called,
+    called_version,
     find_servable,
 )
 from triglot.scheduling.servable import Servable
@@ -330,17 +330,23 @@ class RestApi(InferenceHandler):
         if isinstance(rest, RestCall):
             return CoroutineWork(rest.run(call), sink)
         call.model_name = rest.spec.name
-        if rest.servable.drains:  # It was unloaded while the body was decoded.
+        servable = rest.servable
+        if servable.drains:  # It was unloaded while the body was decoded.
             servable = find_servable(self._dataplane, call.permission, rest.spec)
+        servable = called_version(self._dataplane, rest.spec, servable, call)
+        if servable is not rest.servable:
             if _is_outdated(rest, servable):
-                return CoroutineWork(self._predict_again(rest, call), sink)
+                return CoroutineWork(self._predict_again(rest, servable, call), sink)
             rest.servable = servable
         call.model_version = rest.servable.version
         rest.request = rest.as_grpc()
         return self._predictions.start_on(rest.servable, rest.request, call, sink, defer)
 
-    async def _predict_again(self, rest: PredictCall, call: Call) -> Prediction:
-        with find_called(self._dataplane, rest.spec, call) as servable:
+    async def _predict_again(self, rest: PredictCall, servable: Servable, call: Call) -> Prediction:
+        if servable.drains:
+            servable = find_servable(self._dataplane, call.permission, rest.spec)
+        call.model_version = servable.version
+        with servable:
             if _is_outdated(rest, servable):
                 decode = partial(decode_predict, rest.body, partial(_signature, servable), self.limits)
                 rest.decoded = await self._dataplane.off_loop(decode)

@@ -110,9 +110,15 @@ def require_spec(spec: ModelSpec | None) -> ModelSpec:
 def find_called(dataplane: DataPlane, spec: ModelSpec | None, call: Call) -> Servable:
     """Return what `find_servable` does, and records model and version in the call."""
     call.model_name = require_spec(spec).name
-    servable = find_servable(dataplane, call.permission, spec)
+    servable = called_version(dataplane, spec, find_servable(dataplane, call.permission, spec), call)
     call.model_version = servable.version
     return servable
+
+
+def called_version(dataplane: DataPlane, spec: ModelSpec | None, servable: Servable, call: Call) -> Servable:
+    """Return the version that runs a call, for the one that `find_servable` returned."""
+    names_one = spec is not None and (spec.version is not None or spec.label is not None)
+    return servable if names_one else dataplane.routed(servable, call)
 
 
 def find_servable(dataplane: DataPlane, permission: Permission, spec: ModelSpec | None) -> Servable:

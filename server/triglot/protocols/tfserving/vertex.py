@@ -97,7 +97,9 @@ class Vertex:
     def decode_endpoint(self, method: str, http: HttpRequest) -> EndpointRequest:
         """Decode a call of an endpoint. Raise `UnknownResource` and `InvalidArgument`."""
         decode = partial(self._decode, bytes(http.body), http.headers, doubles=method == PREDICT)
-        return EndpointRequest(DecodedRequest.of(partial(self._find, http), decode), method, http.path)
+        named = bool(self._target(http)[1])
+        request = DecodedRequest.of(partial(self._find, http), decode, names_version=named)
+        return EndpointRequest(request, method, http.path)
 
     def _find(self, http: HttpRequest) -> Servable:
         name, version = self._target(http)

@@ -38,6 +38,7 @@ from triglot.repository.config.ray_parameters import ray_options
 from triglot.repository.config.scheduling import dynamic_batching, response_cache, sequence_batching
 from triglot.repository.config.server_parameters import (
     ENVIRONMENT,
+    TRAFFIC,
     environment_of,
     misspelt,
     others,
@@ -199,6 +200,7 @@ def config_of(message: pb.ModelConfig, folder: Path, source: str, warnings: list
             idempotent=own.idempotent,
             inputs_in_place=own.inputs_in_place,
             environment=environment_of(parameters, folder),
+            traffic=own.traffic,
             ray=ray_options(parameters),
             source=source,
             text=json_text(message),
@@ -246,6 +248,7 @@ def _sign(message: pb.ModelConfig, *without: str) -> str:
     own.CopyFrom(message)
     for name in without:
         own.ClearField(name)
+    own.parameters.pop(TRAFFIC, None)
     return hashlib.sha256(own.SerializeToString(deterministic=True)).hexdigest()
 
 

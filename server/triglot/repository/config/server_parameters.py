@@ -5,14 +5,16 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from triglot.model.config import EXECUTIONS, INLINE_REMOVED
 from triglot.model.scheduling import AUTO_REMOVED
+from triglot.repository.config.traffic import weights_in
 
 ENVIRONMENT = "EXECUTION_ENV_PATH"
 """Triton's parameter for the Python environment of a model, a folder or an archive."""
+TRAFFIC = "traffic"
 RAY = (
     "ray_num_cpus",
     "ray_num_gpus",
@@ -32,6 +34,7 @@ OWN = (
     "idempotent",
     "inputs_in_place",
     ENVIRONMENT,
+    TRAFFIC,
     *RAY,
 )
 REMOVED = ("max_queue_delay", "latency_objective_ms")
@@ -48,7 +51,8 @@ _NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 class ServerParameters:
     """The values of these parameters; `execution` "" means unset.
 
-    `hang_seconds`, `longest_run`, `idempotent` and `inputs_in_place` as in `Model`, None if unset.
+    `hang_seconds`, `longest_run`, `idempotent` and `inputs_in_place` as in `Model`, None if unset. `traffic`:
+    weights by version.
     """
 
     execution: str = ""
@@ -57,6 +61,7 @@ class ServerParameters:
     longest_run: float | None = None
     idempotent: bool | None = None
     inputs_in_place: bool | None = None
+    traffic: Mapping[str, float] = field(default_factory=dict)
 
 
 def server_parameters(parameters: Mapping[str, str]) -> ServerParameters:
@@ -79,6 +84,7 @@ def server_parameters(parameters: Mapping[str, str]) -> ServerParameters:
         longest_run,
         flag(parameters, "idempotent"),
         flag(parameters, "inputs_in_place"),
+        _traffic(parameters),
     )
 
 
@@ -128,6 +134,13 @@ def flag(parameters: Mapping[str, str], name: str) -> bool | None:
     if text not in (None, "true", "false"):
         raise wrong(name, "true or false", str(text), ("true", "false"))
     return None if text is None else text == "true"
+
+
+def _traffic(parameters: Mapping[str, str]) -> dict[str, float]:
+    try:
+        return weights_in(parameters.get(TRAFFIC, ""))
+    except ValueError as error:
+        raise ValueError(f"parameters[{TRAFFIC}]: {error}") from None
 
 
 def _cpus(parameters: Mapping[str, str]) -> tuple[int, ...]:

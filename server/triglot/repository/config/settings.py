@@ -1,4 +1,4 @@
-"""The entry of a model in a list of models: its base path, version policy, labels and recording."""
+"""The entry of a model in a list of models: its base path, version policy, labels, weights and recording."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from triglot.core.errors import InvalidArgument
 from triglot.model.config import LATEST, Recording, VersionPolicy
+from triglot.repository.config.traffic import weights_of
 
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 NAME_RULE = "expected 1 to 128 letters, digits, '.', '_' and '-', not starting with '.'"
@@ -19,8 +20,8 @@ NAME_RULE = "expected 1 to 128 letters, digits, '.', '_' and '-', not starting w
 class ModelSettings:
     """One model: `base_path` holds a folder for each version, and `labels` name versions.
 
-    `recording`: how its requests are recorded, if configured. `platform` is the configured one and not part of
-    equality, as the folder decides how the model is loaded.
+    `traffic`: weights by version. `recording`: how its requests are recorded, if configured. `platform` is the
+    configured one and not part of equality, as the folder decides how the model is loaded.
     """
 
     name: str
@@ -29,6 +30,7 @@ class ModelSettings:
     labels: Mapping[str, int] = field(default_factory=dict)
     platform: str = field(default="", compare=False)
     recording: Recording | None = None
+    traffic: Mapping[str, float] = field(default_factory=dict)
 
 
 def folders_of(models: Iterable[object]) -> list[Path]:
@@ -64,6 +66,7 @@ def settings_fields(settings: ModelSettings) -> dict[str, Any]:
         "labels": dict(settings.labels),
         "platform": settings.platform,
         "recording": None if settings.recording is None else asdict(settings.recording),
+        "traffic": dict(settings.traffic),
     }
 
 
@@ -78,4 +81,5 @@ def settings_of(fields: Mapping[str, Any]) -> ModelSettings:
         dict(fields["labels"]),
         fields["platform"],
         None if recording is None else Recording(**recording),
+        weights_of(fields["traffic"]),
     )

@@ -1,6 +1,7 @@
-"""Version names and the default version in a model's folder: `versions.toml` (tfs 7.1).
+"""Version names, the default version and the traffic in a model's folder: `versions.toml` (tfs 7.1, `traffic`).
 
 default = "v1"
+traffic = { v1 = 90, v2 = 10 }
 
 [versions]
 v1 = 1
@@ -17,6 +18,7 @@ from typing import Any
 
 from triglot.core.errors import Code, ModelLoadError
 from triglot.repository.config.settings import NAME, NAME_RULE
+from triglot.repository.config.traffic import KEYS, NO_TRAFFIC, TrafficSettings, traffic_settings
 
 NAMES_FILE = "versions.toml"
 MAX_NAMES_BYTES = 1024 * 1024
@@ -29,6 +31,7 @@ class VersionNames:
 
     numbers: Mapping[str, int] = field(default_factory=dict)
     default: int | None = None
+    traffic: TrafficSettings = NO_TRAFFIC
 
 
 def read_names(file: Path) -> VersionNames:
@@ -50,8 +53,8 @@ def read_names(file: Path) -> VersionNames:
 
 def _names(content: dict[str, Any]) -> VersionNames:
     """Raise `ValueError`."""
-    if unknown := sorted(content.keys() - {"default", "versions"}):
-        raise ValueError(f"unknown key {unknown[0]!r}, expected default and versions")
+    if unknown := sorted(content.keys() - {"default", "versions", *KEYS}):
+        raise ValueError(f"unknown key {unknown[0]!r}, expected default, versions, {', '.join(KEYS)}")
     numbers = content.get("versions", {})
     if not isinstance(numbers, dict):
         raise ValueError(f"versions: expected a table of names and numbers, got {numbers!r}")
@@ -67,7 +70,8 @@ def _names(content: dict[str, Any]) -> VersionNames:
         default = numbers[default]
     if default is not None and not _is_number(default):
         raise ValueError(f"default: expected a name in [versions] or a number, got {default!r}")
-    return VersionNames(numbers, default)
+    traffic = traffic_settings({key: content[key] for key in KEYS if key in content})
+    return VersionNames(numbers, default, traffic)
 
 
 def _is_number(value: object) -> bool:

@@ -224,7 +224,7 @@ class Manager:
                 log.error("%s", problem)
             if raised:
                 raise raised[0]
-            self.registry.labels = {model.name: dict(model.labels) for model in models}
+            self.registry.configure(models)
             self._requested = set(wanted if self._explicit is not None else ())
             if wanted:
                 log.info("models to load: %d", len(wanted))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from triglot.core.compiling import mypyc_attr
 from triglot.core.errors import FailedPrecondition, InvalidArgument, ModelNotFound, Unavailable
 from triglot.model.ensemble import Ensemble
 from triglot.repository.config.settings import NAME, ModelSettings
+from triglot.repository.config.traffic import TrafficSettings
 from triglot.repository.config.version_names import VersionNames
 from triglot.repository.manager.plan import State, Version, needs_load
 from triglot.repository.scan.scanner import Wanted
@@ -63,6 +65,8 @@ class Registry:
         """The versions that a model had when clients unloaded it."""
         self.labels: Mapping[str, Mapping[str, int]] = {}
         """Labels by model, as set by a list of models."""
+        self.weights: Mapping[str, Mapping[str, float]] = {}
+        """Weights of versions by model, as set by a list of models."""
         self._names: dict[str, VersionNames] = {}
         """Version names and default versions that the models' folders set."""
         self._complete = False
@@ -231,6 +235,11 @@ class Registry:
             return "there is no such version"
         return entry.reason or "it is not ready"
 
+    def traffic_of(self, name: str) -> TrafficSettings:
+        """Return how the configuration divides a model's calls among its versions."""
+        traffic = self._names_of(name).traffic
+        return replace(traffic, weights=weights) if (weights := self.weights.get(name)) else traffic
+
     # --- all models ---
 
     def ready_versions(self, name: str) -> list[int]:
@@ -395,4 +404,10 @@ class Registry:
                         f"Request to assign label to version {number} of model {model.name}, which is not "
                         "currently available for inference"
                     )
+        self.configure(models)
+        self.changes.announce()
+
+    def configure(self, models: Sequence[ModelSettings]) -> None:
+        """Replace the labels and weights of all models; unlike in `label`, versions need not serve."""
         self.labels = {model.name: dict(model.labels) for model in models}
+        self.weights = {model.name: dict(model.traffic) for model in models if model.traffic}

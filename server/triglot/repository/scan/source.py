@@ -363,6 +363,8 @@ class _Search:
 
     def _add_folder(self, folder: Path, versions: list[ModelFiles]) -> None:
         names = self._names(folder, [files.version for files in versions])
+        if (weights := versions[0].config.traffic) and not names.traffic.weights:
+            names = replace(names, traffic=replace(names.traffic, weights=weights))
         name = self._name_of(folder)
         self._add(folder, name, versions)
         self.found.names[name] = names
