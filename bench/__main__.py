@@ -19,6 +19,7 @@ PAGE = "load"
 BENCHES: tuple[tuple[str, Sequence[str]], ...] = (
     ("lifecycle", ()),
     ("storage", ()),
+    ("on_demand", ()),
     ("ray", ()),
     ("mlserver", ()),
     ("builds", ()),

@@ -40,6 +40,7 @@ from triglot.repository.config.settings import ModelSettings, folders_of, record
 from triglot.repository.manager.instances import start_instances
 from triglot.repository.manager.loader import Adapt, DefaultBatching, Load, Verify
 from triglot.repository.manager.manager import Manager
+from triglot.repository.manager.on_demand import Limits as OnDemandLimits
 from triglot.repository.manager.summary import VersionSummary, table
 from triglot.repository.manager.warm_up import WARM_UP_FILE, warm_up
 from triglot.repository.scan.source import ModelFiles, Root
@@ -123,6 +124,11 @@ class Server:
             warm=self._prepare,
             poll_interval=self.config.poll_interval if self.config.model_control_mode == "poll" else 0.0,
             explicit=self.config.models_to_load if self.config.model_control_mode == "explicit" else None,
+            on_demand=(
+                OnDemandLimits(self.config.max_loaded_models, self.config.max_model_memory)
+                if self.config.load_on_demand
+                else None
+            ),
             left_out=control.left_out,
             allow_symlinks=self.config.allow_symlinks,
             bounds=_bounds(self.config),

@@ -271,6 +271,25 @@ class Config:
     load_model: str = option(
         MODELS, "", "models to load at the start, with --model-control-mode explicit; * for all", value="NAME,..."
     )
+    load_on_demand: bool = option(
+        MODELS,
+        False,
+        "load each model with its first call, and at the start none but those of --load-model, which stay; means "
+        "--model-control-mode explicit",
+    )
+    max_loaded_models: int = option(
+        MODELS,
+        0,
+        "models in memory, with --load-on-demand; to load another, the least recently used one that is idle is "
+        "unloaded; 0: no limit",
+    )
+    max_model_memory: int = option(
+        MODELS,
+        0,
+        "bytes of the models in memory, with --load-on-demand: for each, those of its files, or those by which "
+        "memory grew when it was loaded; 0: no limit",
+        value="BYTES",
+    )
     allow_model_upload: bool = option(
         MODELS,
         False,
@@ -639,6 +658,7 @@ class Config:
             )
         if self.allow_model_upload and self.workers > 1:
             raise ConfigError(f"allow_model_upload: needs workers 1, got {self.workers}")
+        self._check_on_demand()
         for name, value, mode in (
             ("poll_interval", self.poll_interval != POLL_SECONDS, "poll"),
             ("load_model", bool(self.load_model), "explicit"),
@@ -670,6 +690,18 @@ class Config:
             raise ConfigError(
                 f"request_log: expected a name to begin with after the folder, got {self.request_log!r}"
             )
+
+    def _check_on_demand(self) -> None:
+        for name in () if self.load_on_demand else ("max_loaded_models", "max_model_memory"):
+            if getattr(self, name):
+                raise ConfigError(f"{name}: only with load_on_demand")
+        if not self.load_on_demand:
+            return
+        if self.model_control_mode == "poll":
+            raise ConfigError("load_on_demand: expected model_control_mode explicit, got poll")
+        if "*" in self.models_to_load:
+            raise ConfigError("load_model: expected names with load_on_demand, got *")
+        object.__setattr__(self, "model_control_mode", "explicit")
 
     def _check_browsers(self) -> None:
         for origin in self.allowed_origin_list:

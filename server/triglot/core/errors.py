@@ -7,7 +7,7 @@ import logging
 import math
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard, TypeVar
 
 log = logging.getLogger(__name__)
@@ -61,6 +61,19 @@ class ServingError(Exception):
         # The text may quote input of any length from a client or a model; every protocol sends UTF-8.
         self.message = message[:MAX_MESSAGE].encode(errors="replace").decode()
         self.retry_after = retry_after
+
+
+class ModelNotLoaded(Exception):
+    """A model is on disk only: `loading` returns a context manager that loads and keeps it (see `model_loading`).
+
+    No `ServingError`, which code on the way would map; where nothing loads the model, it is the `error`.
+    """
+
+    def __init__(self, name: str, error: ServingError, loading: Callable[[], Any]) -> None:
+        super().__init__(f"model '{name}' is not loaded")
+        self.name = name
+        self.error = error
+        self.loading = loading
 
 
 class InvalidArgument(ServingError):
@@ -258,6 +271,8 @@ def as_serving_error(error: BaseException, what: str) -> ServingError:
     """
     if is_serving_error(error):
         return error
+    if isinstance(error, ModelNotLoaded):
+        return error.error
     number = uuid.uuid4().hex[:12]
     log.error("%s failed, error %s", what, number, exc_info=error)
     return Internal(f"{what} failed, error {number}; the server's log has the details")

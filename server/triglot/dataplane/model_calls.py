@@ -32,6 +32,7 @@ from triglot.core.errors import (
     Unavailable,
     outcome,
 )
+from triglot.core.model_loading import when_loaded
 from triglot.core.operation import EVERYTHING
 from triglot.core.tensor import Array, bytes_elements, datatype_of, native, object_array
 from triglot.core.types import Answer, InferenceRequest, InferenceResponse, InputTensor
@@ -232,9 +233,12 @@ class ModelCalls:
         child = self._child(parent, wanted, link)
         with _count_call(self._unary_endpoint, child), _name_model(wanted.model), _cancel_with(parent):
             request = await request_of(parent, wanted)
-            servable = self._dataplane.servable_of(child, request)
+            servable = await when_loaded(child, self._find, child, request)
             with servable, self._track_instances(link, servable):
                 return arrays_of(await self._dataplane.infer_on(servable, request, child))
+
+    async def _find(self, child: Call, request: InferenceRequest) -> Servable:
+        return self._dataplane.servable_of(child, request)
 
     async def _stream(
         self, parent: Call, wanted: ModelCall, link: _Link
@@ -242,7 +246,7 @@ class ModelCalls:
         child = self._child(parent, wanted, link)
         with _count_call(self._stream_endpoint, child), _name_model(wanted.model):
             request = await request_of(parent, wanted)
-            servable = self._dataplane.servable_of(child, request)
+            servable = await when_loaded(child, self._find, child, request)
             with servable, self._track_instances(link, servable):
                 responses = self._dataplane.infer_stream_on(servable, request, child)
                 async with aclosing(responses):

@@ -40,6 +40,7 @@ from triglot.model.validation import (
     takes_long,
 )
 from triglot.repository.manager.manager import Manager
+from triglot.repository.manager.registry import UnknownLabel
 from triglot.repository.manager.sequences import SequenceRoutes
 from triglot.scheduling.loaded_version import LoadedVersion
 from triglot.scheduling.response_cache import OFF_LOOP_BYTES, Key, ModelCache
@@ -253,8 +254,8 @@ class RequestPath:
             permission.check_model(name)
         try:
             return self._registry.servable(name, version, label)
-        except (ModelNotFound, Unavailable) as error:
-            raise self._with_reason(error, permission, name, version) from None
+        except (ModelNotFound, Unavailable, UnknownLabel) as error:
+            raise self._missing(error, permission, name, version) from None
 
     def routed(self, servable: Servable, call: Call) -> Servable:
         """Return the version that runs a call that names no version; `servable` is the default one."""
@@ -271,16 +272,17 @@ class RequestPath:
         try:
             servable = self._registry.servable(name, version)
         except (ModelNotFound, Unavailable) as error:
-            raise self._with_reason(error, permission, name, version) from None
+            raise self._missing(error, permission, name, version) from None
         if self.routes is None or version:
             return servable
         return self.routes.route(servable, call, request.parameters)
 
-    def _with_reason(
-        self, error: ModelNotFound | Unavailable, permission: Permission, name: str, version: str
-    ) -> ServingError:
+    def _missing(self, error: ServingError, permission: Permission, name: str, version: str) -> Exception:
+        """Return what to raise for a version that does not serve: `ModelNotLoaded` if a load may change that."""
         why = self.load_error(permission, name, version)
-        return type(error)(f"{error.message}: {why}") if why else error
+        failure = type(error)(f"{error.message}: {why}") if why else error
+        on_demand = self._manager.on_demand
+        return failure if on_demand is None else on_demand.missing(name, failure)
 
     def load_error(self, permission: Permission, name: str, version: str = "") -> str:
         """Return why the version, or the model, could not be loaded; "" if it was not tried.
@@ -292,8 +294,9 @@ class RequestPath:
             return ""
         if self._registry.wanted_versions(name):
             return self._registry.load_error(name, version)
-        broken = self._manager.broken().get(name)
-        return "" if broken is None else broken.message
+        if (broken := self._manager.broken().get(name)) is not None:
+            return broken.message
+        return "" if self._manager.on_demand is None else self._manager.on_demand.why(name)
 
     def start(
         self,

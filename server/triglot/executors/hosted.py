@@ -61,6 +61,11 @@ class HostedModel(Model):
         return ()
 
     @property
+    def pids(self) -> Sequence[int]:
+        """Ids of its processes on this machine."""
+        return ()
+
+    @property
     def orphaned(self) -> int:
         """Number of calls that still run though their callers no longer wait for them. On the event loop."""
         return 0

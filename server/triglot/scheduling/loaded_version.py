@@ -218,7 +218,8 @@ class LoadedVersion(WorkOwner):
         self._gate: Gate | None = None
         self._queue_full = 0
         self._leases = 0
-        self._drained: asyncio.Event | None = None
+        self._at_rest: asyncio.Event | None = None
+        self._drains = False
         self._idle = threading.Event()
 
     def __str__(self) -> str:
@@ -239,7 +240,7 @@ class LoadedVersion(WorkOwner):
     @property
     def drains(self) -> bool:
         """Whether it is being unloaded, and takes no new leases."""
-        return self._drained is not None
+        return self._drains
 
     def __enter__(self) -> Self:
         """Take a lease: the version stays loaded until `__exit__`."""
@@ -248,9 +249,10 @@ class LoadedVersion(WorkOwner):
 
     def __exit__(self, *_: object) -> None:
         self._leases -= 1
-        if self._drained is not None and not self._leases:
-            self._drained.set()
-            self._idle.set()
+        if self._at_rest is not None and not self._leases:
+            self._at_rest.set()
+            if self._drains:
+                self._idle.set()
 
     # --- calls ---
 

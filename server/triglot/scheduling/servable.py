@@ -97,6 +97,8 @@ class Servable(LoadedVersion):
     """
 
     load_seconds = 0.0
+    load_bytes = 0
+    """Bytes by which the resident memory of this process grew when it was loaded."""
     half_changed = False
     """Whether a change of the number of instances was abandoned half-way."""
     companion: asyncio.Task[None] | None = None
@@ -293,13 +295,19 @@ class Servable(LoadedVersion):
 
     async def drained(self) -> None:
         """Wait until no lease is held; no new ones are taken."""
-        self._drained = asyncio.Event()
+        self._drains = True
+        await self.at_rest()
+
+    async def at_rest(self) -> None:
+        """Wait until no lease is held."""
         if self._leases:
-            await self._drained.wait()
+            if self._at_rest is None or self._at_rest.is_set():
+                self._at_rest = asyncio.Event()
+            await self._at_rest.wait()
 
     def end_leases(self, *, at_once: bool) -> None:
         """Declare that no new lease is taken. `at_once`: do not wait for those that are held."""
-        self._drained = self._drained or asyncio.Event()
+        self._drains, self._at_rest = True, self._at_rest or asyncio.Event()
         if at_once or not self._leases:
             self._idle.set()
 

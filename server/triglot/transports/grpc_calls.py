@@ -18,6 +18,7 @@ from triglot.core.coroutine_work import CoroutineWork, IteratedRequests, Iterate
 from triglot.core.errors import (
     Code,
     DeadlineExceeded,
+    ModelNotLoaded,
     ServingError,
     Unauthenticated,
     Unavailable,
@@ -25,13 +26,14 @@ from triglot.core.errors import (
     refusal_of,
     retry_hint,
 )
+from triglot.core.model_loading import when_loaded
 from triglot.core.operation import WITHDRAWN, Operation, OperationDenied
 from triglot.core.running import Conversation, Defer, Requests, Running
 from triglot.core.tensor import MessageBytes, Scattered
 from triglot.protocols.rows import Kind, Method, Service
 from triglot.telemetry.calls import Endpoint
 from triglot.telemetry.store import Telemetry
-from triglot.transports.off_loop import OFF_LOOP_BYTES, cancel_until, decode_large, pass_on
+from triglot.transports.off_loop import OFF_LOOP_BYTES, cancel_until, decode_large, pass_on, run_sized
 from triglot.transports.request_bytes import RequestBytes
 from triglot.transports.row_call import LAST_MESSAGE_SECONDS, SHUTTING_DOWN, RowCall
 
@@ -155,9 +157,14 @@ class GrpcCall(RowCall):
                 self._begin_stream()
             if size > OFF_LOOP_BYTES and method.decode_size(data) > OFF_LOOP_BYTES:
                 decode = decode_large, row.calls.request_bytes, method.decode_size, method.decode, data
-                self._run(pass_on, self._submit, *decode)
+                self._run(pass_on, self._submit, when_loaded, call, *decode)
                 return
-            self._submit(method.decode(data))
+            try:
+                request = method.decode(data)
+            except ModelNotLoaded:
+                self._run(pass_on, self._submit, when_loaded, call, run_sized, 0, method.decode, data)
+                return
+            self._submit(request)
         except Exception as error:
             self._fail(error)
 
@@ -215,7 +222,7 @@ class GrpcCall(RowCall):
         if method.iterate is not None:
             return IteratedWork(partial(method.iterate, request, self.call), self, method.name)
         assert method.call is not None
-        return CoroutineWork(method.call(request, self.call), self, method.name)
+        return CoroutineWork(when_loaded(self.call, method.call, request, self.call), self, method.name)
 
     def _answer_size(self, answer: Any) -> int:
         return self._row.method.answer_size(answer)

@@ -13,12 +13,13 @@ from typing import Any, Final
 
 from triglot.core.call import Call
 from triglot.core.compiling import mypyc_attr
-from triglot.core.errors import ServingError, Unauthenticated
+from triglot.core.errors import ModelNotLoaded, ServingError, Unauthenticated
+from triglot.core.model_loading import when_loaded
 from triglot.core.operation import ADMINISTRATION, WITHDRAWN
 from triglot.core.roles import Cancellable
 from triglot.core.running import CallCancelled, Defer, Running, Sink
 from triglot.protocols.rows import InferenceHandler
-from triglot.transports.off_loop import OFF_LOOP_BYTES, guarded, pass_on, send_slowly, unchanged
+from triglot.transports.off_loop import OFF_LOOP_BYTES, guarded, pass_on, run_sized, send_slowly, unchanged
 
 SHUTTING_DOWN: Final = "the server is shutting down"
 """The message of calls that are ended or rejected because the server stops."""
@@ -148,8 +149,14 @@ class RowCall(Sink):
         if inference is None:
             self._is_change = self.call.operation in ADMINISTRATION
             self._started(self._start_coroutine(request))
+            return
+        try:
+            running = inference.start(request, self.call, self, self._defer)
+        except ModelNotLoaded:
+            start = partial(inference.start, request, self.call, self)
+            self._run(pass_on, self._started, when_loaded, self.call, run_sized, 0, start)
         else:
-            self._started(inference.start(request, self.call, self, self._defer))
+            self._started(running)
 
     def _started(self, running: Running) -> None:
         """Note what runs the call, which may have ended already."""

@@ -123,6 +123,11 @@ class RemoteModel(HostedModel):
             return lambda inputs, call: iterate(calls.stream(inputs, call), self._wait)
         return lambda inputs, call: self._wait(calls.run(inputs, call))
 
+    @property
+    def pids(self) -> Sequence[int]:
+        """See `HostedModel`."""
+        return [process.body.pid for process in self._pool.ready() if not process.body.remote]
+
     def functions(self) -> Sequence[Function]:
         """See `HostedModel`."""
         return [self._run_on(process) for process in self._pool.ready()]

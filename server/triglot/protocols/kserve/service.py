@@ -9,6 +9,7 @@ from typing import Any
 from triglot.core.call import Call
 from triglot.core.coroutine_work import CoroutineWork
 from triglot.core.errors import Internal, InvalidArgument, ModelNotFound, ServingError, Unavailable, Unimplemented
+from triglot.core.model_loading import when_loaded
 from triglot.core.operation import Operation, Permission
 from triglot.core.running import Conversation, Defer, Requests, Running, Sink
 from triglot.core.tensor import MessageBytes
@@ -72,7 +73,7 @@ class UnaryInference(InferenceHandler):
 
     def start(self, request: InferenceRequest, call: Call, sink: Sink, defer: Defer | None = None) -> Running:
         if request.options is not None:
-            return CoroutineWork(self._extended.infer(request, call), sink)
+            return CoroutineWork(when_loaded(call, self._extended.infer, request, call), sink)
         call.model_name = request.model_name
         try:
             servable = self._dataplane.servable_of(call, request)

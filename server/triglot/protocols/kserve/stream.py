@@ -197,9 +197,13 @@ class InferStream(Conversation):
 
     # --- responses ---
 
-    def release_slot(self) -> None:
+    def release_slot(self, slot: ResponseSlot) -> None:
         self._decoupled += 1
-        self._slots.pop()
+        if self._slots[-1] is slot:
+            self._slots.pop()
+        else:  # Its model was loaded first, and others followed.
+            self._slots.remove(slot)
+            self._advance()
 
     def finish(self, size: int) -> None:
         self._decoupled -= 1

@@ -9,9 +9,18 @@ from typing import Any, Protocol
 
 from triglot.core.call import Call
 from triglot.core.coroutine_work import CoroutineWork, IteratedWork
-from triglot.core.errors import Code, Internal, ServingError, as_serving_error, outcome, refusal_of
+from triglot.core.errors import (
+    Code,
+    Internal,
+    ModelNotLoaded,
+    ServingError,
+    as_serving_error,
+    outcome,
+    refusal_of,
+)
+from triglot.core.model_loading import when_loaded
 from triglot.core.roles import Cancellable
-from triglot.core.running import CallCancelled, Running, Sink
+from triglot.core.running import CallCancelled, Defer, Running, Sink
 from triglot.core.tensor import LONG_BYTES
 from triglot.core.trace_context import TRACEPARENT
 from triglot.core.types import InferenceRequest, InferenceResponse
@@ -63,8 +72,8 @@ class StreamOutput(Protocol):
     def set_response(self, slot: ResponseSlot, answer: bytes | ServingError, /) -> None:
         """Set the response to the request of this slot, or the error that ends the call."""
 
-    def release_slot(self) -> None:
-        """Free the newest slot: its request's responses are `put` without an order, until it calls `finish`."""
+    def release_slot(self, slot: ResponseSlot, /) -> None:
+        """Free a slot: its request's responses are `put` without an order, until it calls `finish`."""
 
     def put(self, answer: bytes | ServingError, resume: Callable[[], None], /) -> bool:
         """Send one response, or the error that ends the call.
@@ -117,23 +126,50 @@ class StreamRequests:
             if TRACEPARENT in request.parameters:
                 self._endpoint.continue_trace(call, request.parameters)
             call.decoded()
-            servable = self._dataplane.servable_of(call, request)
-            if servable.decoupled:
-                output.release_slot()
-                several = _DecoupledRequest(self, request, output, call, slot.size)
-                if request.options is not None:
-                    answers = partial(self._extended.infer_stream, request, call)
-                    several.started(IteratedWork(answers, several, "ModelStreamInfer"))
-                else:
-                    several.started(self._dataplane.start(servable, request, call, several, streams=True))
-                return
-            request_run = _UnaryRequest(self, request, slot, output, call)
-            if request.options is not None:
-                request_run.started(CoroutineWork(self._extended.infer(request, call), request_run))
-            else:
-                request_run.started(self._dataplane.start(servable, request, call, request_run, output.defer))
+            self._start(request, call, slot, output, output.defer)
+        except ModelNotLoaded:
+            assert request is not None
+            starting = self._start_when_loaded(request, call, slot, output)
+            output.start_task(starting, partial(self.end, call, Code.CANCELLED))
         except Exception as error:
             output.set_response(slot, self.failed(error, request or identify(data), call))
+
+    async def _start_when_loaded(
+        self, request: InferenceRequest, call: Call, slot: ResponseSlot, output: StreamOutput
+    ) -> None:
+        async def start() -> None:
+            self._start(request, call, slot, output)
+
+        try:
+            await when_loaded(call, start)
+        except asyncio.CancelledError:
+            self.end(call, Code.CANCELLED)
+        except Exception as error:
+            output.set_response(slot, self.failed(error, request, call))
+
+    def _start(
+        self,
+        request: InferenceRequest,
+        call: Call,
+        slot: ResponseSlot,
+        output: StreamOutput,
+        defer: Defer | None = None,
+    ) -> None:
+        servable = self._dataplane.servable_of(call, request)
+        if servable.decoupled:
+            output.release_slot(slot)
+            several = _DecoupledRequest(self, request, output, call, slot.size)
+            if request.options is not None:
+                answers = partial(self._extended.infer_stream, request, call)
+                several.started(IteratedWork(answers, several, "ModelStreamInfer"))
+            else:
+                several.started(self._dataplane.start(servable, request, call, several, streams=True))
+            return
+        request_run = _UnaryRequest(self, request, slot, output, call)
+        if request.options is not None:
+            request_run.started(CoroutineWork(self._extended.infer(request, call), request_run))
+        else:
+            request_run.started(self._dataplane.start(servable, request, call, request_run, defer))
 
     def end(self, call: Call, code: Code) -> None:
         """Count a request that has ended."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from triglot.core.errors import ServingError
+from triglot.core.errors import ModelNotLoaded, ServingError, as_serving_error
 from triglot.core.operation import Permission
 from triglot.core.types import TensorSpec
 from triglot.dataplane.dataplane import DataPlane
@@ -37,8 +37,8 @@ async def model_details(dataplane: DataPlane, permission: Permission, name: str,
     try:
         servable = dataplane.servable(permission, name, version)
         loaded = dataplane.loaded_from(permission, name, version)
-    except ServingError as error:
-        cause = dataplane.broken(permission).get(name, error)
+    except (ModelNotLoaded, ServingError) as error:
+        cause = dataplane.broken(permission).get(name) or as_serving_error(error, name)
         return {"name": name, "labels": labels, "error": cause.message, "serves": None}
     config = await dataplane.off_loop(lambda: json_object(completed(loaded)))
     return {"name": name, "labels": labels, "error": "", "serves": {**_served(servable), "config": config}}

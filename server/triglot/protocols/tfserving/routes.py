@@ -23,6 +23,7 @@ from triglot.core.coroutine_work import CoroutineWork
 from triglot.core.errors import Code, InvalidArgument, PayloadTooLarge, ServingError
 from triglot.core.fast_json import dumps
 from triglot.core.http import HttpRequest, HttpResponse
+from triglot.core.model_loading import when_loaded
 from triglot.core.operation import Operation, Permission
 from triglot.core.running import Defer, Running, Sink
 from triglot.core.tensor import Scattered
@@ -328,7 +329,7 @@ class RestApi(InferenceHandler):
 
     def start(self, rest: RestCall | PredictCall, call: Call, sink: Sink, defer: Defer | None = None) -> Running:
         if isinstance(rest, RestCall):
-            return CoroutineWork(rest.run(call), sink)
+            return CoroutineWork(when_loaded(call, rest.run, call), sink)
         call.model_name = rest.spec.name
         servable = rest.servable
         if servable.drains:  # It was unloaded while the body was decoded.
@@ -336,7 +337,7 @@ class RestApi(InferenceHandler):
         servable = called_version(self._dataplane, rest.spec, servable, call)
         if servable is not rest.servable:
             if _is_outdated(rest, servable):
-                return CoroutineWork(self._predict_again(rest, servable, call), sink)
+                return CoroutineWork(when_loaded(call, self._predict_again, rest, servable, call), sink)
             rest.servable = servable
         call.model_version = rest.servable.version
         rest.request = rest.as_grpc()

@@ -17,6 +17,7 @@ from google.protobuf import json_format
 from triglot.core.call import Call
 from triglot.core.errors import Internal, InvalidArgument
 from triglot.core.http import HttpRequest
+from triglot.core.model_loading import when_loaded
 from triglot.core.operation import Operation
 from triglot.core.tensor import MessageBytes
 from triglot.dataplane.dataplane import DataPlane
@@ -103,7 +104,7 @@ async def _predict(vertex: Vertex, dataplane: DataPlane, received: Received, cal
 
 
 async def _stream(vertex: Vertex, dataplane: DataPlane, received: Received, call: Call) -> AsyncIterator[Answered]:
-    yield await _predict(vertex, dataplane, received, call)
+    yield await when_loaded(call, _predict, vertex, dataplane, received, call)
 
 
 def _answer_size(answered: Answered) -> int:

@@ -21,6 +21,7 @@ from triglot.model.config import REMOTE_EXECUTIONS, ModelConfig
 from triglot.model.configure import configure
 from triglot.model.model import Model, signatures_of
 from triglot.model.scheduling import DynamicBatching
+from triglot.platform.memory import resident_bytes
 from triglot.repository.config.server_parameters import ENVIRONMENT
 from triglot.repository.manager.autoscaler import autoscale
 from triglot.repository.manager.thread import in_thread
@@ -138,12 +139,14 @@ class Loader:
 
     def _build(self, files: ModelFiles, loading: Loading, loop: asyncio.AbstractEventLoop) -> Servable:
         """Return the loaded model as a servable that is to be opened. Blocks. Raise `ModelLoadError`."""
+        before = resident_bytes()
         model = self._load_model(files, loading)
+        grown = resident_bytes() - before
         if isinstance(model, HostedModel):
             model.loop = loop
             model.on_change = partial(_on_loop, loop, self._changed)
         try:
-            return Servable(
+            servable = Servable(
                 files.name,
                 files.version,
                 model,
@@ -155,6 +158,8 @@ class Loader:
         except BaseException as error:  # A user's class may declare anything.
             _close(model)
             raise ModelLoadError(f"{files.file}: {type(error).__name__}: {error}") from error
+        servable.load_bytes = grown
+        return servable
 
     def _load_model(self, files: ModelFiles, loading: Loading) -> Model:
         try:

@@ -37,6 +37,7 @@ from triglot.repository.config.model_config import parse_override
 from triglot.repository.config.settings import ModelSettings, check_names, folders_of, record_folders_of
 from triglot.repository.config.version_names import VersionNames
 from triglot.repository.manager.loader import Adapt, Load, LoadEnded, Verify, Warm
+from triglot.repository.manager.on_demand import Limits, OnDemand
 from triglot.repository.manager.plan import State
 from triglot.repository.manager.reconciler import DRAIN_SECONDS, Reconciler
 from triglot.repository.manager.registry import Registry
@@ -59,7 +60,7 @@ from triglot.repository.scan.load_errors import (
 )
 from triglot.repository.scan.paths import is_below
 from triglot.repository.scan.scanner import Immediate, OnceLogger, Scan, Scanner, Wanted
-from triglot.repository.scan.source import FoundTwice, ModelFiles, Override, Overrides, Root
+from triglot.repository.scan.source import Found, FoundTwice, ModelFiles, Override, Overrides, Root
 from triglot.repository.scan.urls import is_allowed, spelled
 from triglot.repository.storage.storage import Storage
 from triglot.scheduling.servable import Servable
@@ -117,6 +118,7 @@ class Manager:
         bounds: Limits on what the configuration in a load request may ask for.
         labels_before_load: See `Registry`.
         allow_symlinks: See `Scanner`.
+        on_demand: Limits on the models in memory, if calls load models; requires `explicit`.
         wait: Whether the first scan is repeated until every root has a model; requires `poll_interval`.
         storage: Downloads models that have URLs.
 
@@ -133,6 +135,7 @@ class Manager:
         warm: Warm | None = None,
         poll_interval: float = 0.0,
         explicit: Collection[str] | None = None,
+        on_demand: Limits | None = None,
         left_out: Collection[str] = (),
         allow_symlinks: bool = False,
         folders: Sequence[Path] = (),
@@ -196,6 +199,11 @@ class Manager:
         """Models that were loaded only as parts of ensembles."""
         self._polling: asyncio.Task[None] | None = None
         self._reload_lock = asyncio.Lock()
+        self.on_demand: OnDemand | None = None
+        if on_demand is not None:
+            self.on_demand = OnDemand(
+                self.reconciler, on_demand, explicit or (), self._on_disk, self._load_named, self._unload
+            )
 
     async def load_all(self, *, all_or_nothing: bool = True) -> list[ModelLoadError]:
         """Load the wanted models; log and return the errors. Then starts polling, if configured.
@@ -210,6 +218,8 @@ class Manager:
             check_names([model.name for model in models])
         except InvalidArgument as error:
             raise ModelLoadError(error.message) from None
+        if self.on_demand is not None:
+            await self.on_demand.find()
         async with self._scan_lock:
             scan = await self._first_scan()
             wanted, problems = self._wanted_at_start(scan)
@@ -404,11 +414,38 @@ class Manager:
                 raise InvalidArgument(f"{not_polled(name)}: {error.message}") from None
             folder = None if upload is None else upload.folder
             overrides[name] = Override(message, self._bounds, folder)
+        if self.on_demand is None:
+            chosen = await self._load_named(name, overrides)
+        else:
+            self.on_demand.pin(name)
+            async with self.on_demand.room([name]):
+                chosen = await self._load_named(name, overrides)
+        if self.reconciler.closing.is_set():
+            raise Unavailable(SHUTTING_DOWN)
+        if self.registry.wanted.get(name) != chosen:
+            raise Unavailable(f"model '{name}' was unloaded or reloaded during this load")
+        for version in self.registry.wanted_versions(name):
+            # A version that continues with its former files keeps its own upload.
+            if version.servable is not None and version.served == chosen[version.files.version]:
+                version.servable.loaded_from = upload
+        failed = [
+            f"version {number} is at UNAVAILABLE state: {version.error};"
+            for number, version in sorted(self.registry.entries[name].items())
+            if number in chosen and version.error is not None
+        ]
+        if failed:
+            raise InvalidArgument(f"load failed for model '{name}': {' '.join(failed)}")
+
+    async def _load_named(self, name: str, overrides: Overrides = NO_OVERRIDES) -> Mapping[int, ModelFiles]:
+        """Load a model as far as that succeeds; return the files of its versions. Raise as `load_model`."""
         async with self._scan_lock:
             others = {key: versions for key, versions in self.registry.wanted.items() if key != name}
             asked = name.__eq__
             what = f"scanning the folder of model '{name}'"
-            scan = await self._scan(self._roots, asked, others, overrides, requested=[name], what=what)
+            folders = None if self.on_demand is None else self.on_demand.folders_of(name)
+            scan = await self._scan(
+                self._roots, asked, others, overrides, requested=[name], what=what, folders=folders
+            )
             self._once_logger.log(scan, asked, others=False)
             self._record_problems(scan, asked)
             if why := why_not(name, scan, self._roots):
@@ -428,21 +465,7 @@ class Manager:
             self.reconciler.want({**self.registry.wanted, name: chosen})
             self._record_problems(scan, asked)
         await self._until_loaded([name])
-        if self.reconciler.closing.is_set():
-            raise Unavailable(SHUTTING_DOWN)
-        if self.registry.wanted.get(name) != chosen:
-            raise Unavailable(f"model '{name}' was unloaded or reloaded during this load")
-        for version in self.registry.wanted_versions(name):
-            # A version that continues with its former files keeps its own upload.
-            if version.servable is not None and version.served == chosen[version.files.version]:
-                version.servable.loaded_from = upload
-        failed = [
-            f"version {number} is at UNAVAILABLE state: {version.error};"
-            for number, version in sorted(self.registry.entries[name].items())
-            if number in chosen and version.error is not None
-        ]
-        if failed:
-            raise InvalidArgument(f"load failed for model '{name}': {' '.join(failed)}")
+        return chosen
 
     def unload_model(self, name: str, *, dependents: bool = False) -> bool:
         """Unloads the model; it takes no new calls, and running ones complete (spec 3.9).
@@ -456,12 +479,17 @@ class Manager:
         if dependents:
             names |= self._loaded_along_with(name)
         names &= self.registry.wanted.keys()
+        if self.on_demand is not None:
+            self.on_demand.leave_out(name)
+        self._unload(names)
+        return bool(names)
+
+    def _unload(self, names: Collection[str]) -> None:
         for unloaded in names:
             self.registry.forget_errors(unloaded)
         self._forget_requests(names)
         if names:
             self.reconciler.want({**self.registry.wanted, **{key: {} for key in names}})
-        return bool(names)
 
     async def _in_time(self, work: Callable[[], T], name: str) -> T:
         """Return what `work` does on a thread, in the time that a load may take. Raise `DeadlineExceeded`."""
@@ -480,6 +508,8 @@ class Manager:
         """Stop polling and close all versions, see `Reconciler.close`."""
         if self._polling is not None:
             self._polling.cancel()
+        if self.on_demand is not None:
+            self.on_demand.close()
         await self.reconciler.close()
         await in_thread(self._storage.close)
 
@@ -565,12 +595,13 @@ class Manager:
         requested: Collection[str] = (),
         settle: bool = False,
         what: str = "",
+        folders: Collection[str] | None = None,
     ) -> Scan:
         """Scan the roots on a thread.
 
         `held`: models that stay wanted if they cannot be read; by default all wanted ones. `requested`: models
         that are wanted in addition. `settle`: see `Storage.fetch`. `what`: the name of a scan that has as much
-        time as a load, after its downloads. Raise `DeadlineExceeded` then.
+        time as a load, after its downloads. `folders`: see `find_models`. Raise `DeadlineExceeded` then.
         """
         held = self.registry.wanted if held is None else held
         loaded = [
@@ -586,7 +617,7 @@ class Manager:
             self._storage.fetch(roots, names, overrides, settle=settle)
 
         def scan() -> Scan:
-            found = self._scanner.scan(roots, held, loaded, immediate, overrides, busy)
+            found = self._scanner.scan(roots, held, loaded, immediate, overrides, busy, folders)
             return self._storage.annotated(found, roots)
 
         await in_thread(fetch)
@@ -599,20 +630,30 @@ class Manager:
         return {*requested, *(name for name, versions in self.registry.wanted.items() if versions)}
 
     async def never_loaded(self) -> dict[str, str]:
-        """Return the models that were never loaded, with the reason if their name is ambiguous.
+        """Return the models that were never loaded, with a reason: their name is ambiguous, or a call loads them.
 
         Empty unless models are controlled explicitly.
         """
         if self._explicit is None:
             return {}
-        found = await in_thread(lambda: self._scanner.find(self._storage.outlines(self._roots)))
+        found = await self._find()
         names = [*found.models, *broken_names(found.problems, found.models, self._roots)]
         duplicates = {
             Path(key).name: str(problem)
             for key, problem in found.problems.items()
             if isinstance(problem, FoundTwice)
         }
-        return {name: duplicates.get(name, "") for name in names if name not in self.registry.wanted}
+        reasons = dict.fromkeys(self.registry.on_demand, "not loaded; a call loads it") | duplicates
+        return {name: reasons.get(name, "") for name in names if name not in self.registry.wanted}
+
+    async def _find(self) -> Found:
+        return await in_thread(lambda: self._scanner.find(self._storage.outlines(self._roots)))
+
+    async def _on_disk(self) -> dict[str, Sequence[ModelFiles]]:
+        """Return the versions of each model; of one with an invalid configuration none."""
+        found = await self._find()
+        broken = broken_names(found.problems, found.models, self._roots)
+        return {**found.models, **dict.fromkeys(broken, ())}
 
     # --- parts of ensembles ---
 
@@ -622,6 +663,8 @@ class Manager:
             await self.reconciler.wait_for(names)
         finally:
             self._requested = {name for name in self._requested if name in self.reconciler.workers}
+            if self.on_demand is not None:
+                self.on_demand.forget_parts(names)
 
     def _loaded_along_with(self, name: str) -> set[str]:
         """Return the models that were loaded only as parts of this ensemble, recursively."""
@@ -649,8 +692,14 @@ class Manager:
             and part not in self.reconciler.workers
             and self.registry.serving(part) is None
         ]
-        if not missing:
-            return
+        if self.on_demand is not None:
+            self.on_demand.parts_needed(name, parts)
+            async with self.on_demand.room(missing):
+                await self._request_parts(missing)
+        elif missing:
+            await self._request_parts(missing)
+
+    async def _request_parts(self, missing: Collection[str]) -> None:
         async with self._scan_lock:
             others = {key: versions for key, versions in self.registry.wanted.items() if key not in missing}
             scan = await self._scan(self._roots, missing.__contains__, others, requested=missing)

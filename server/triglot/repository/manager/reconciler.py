@@ -256,6 +256,12 @@ class Reconciler:
         if workers:
             await asyncio.wait(workers)
 
+    async def wait_for_drains(self, names: Collection[str]) -> None:
+        """Wait until what was retired of these models has left memory."""
+        drains = [drain for name in names for drain in self._drains.get(name, ())]
+        if drains:
+            await asyncio.wait(drains)
+
     async def _load(self, files: ModelFiles, release_lock: Callable[[], None]) -> None:
         known = self.registry.entries[files.name]
         version = known.get(files.version, Version(files))

@@ -67,6 +67,8 @@ class Registry:
         """Labels by model, as set by a list of models."""
         self.weights: Mapping[str, Mapping[str, float]] = {}
         """Weights of versions by model, as set by a list of models."""
+        self.on_demand: Collection[str] = ()
+        """Models that the first call loads."""
         self._names: dict[str, VersionNames] = {}
         """Version names and default versions that the models' folders set."""
         self._complete = False
@@ -180,7 +182,7 @@ class Registry:
         return not self.wanted[name] or number in self.wanted[name]
 
     def _is_unloaded(self, name: str) -> bool:
-        return self._may_be_empty and not self.wanted[name]
+        return self._may_be_empty and not self.wanted.get(name)
 
     def forget_errors(self, name: str) -> None:
         """Forgets the errors of a model that clients unload."""
@@ -192,8 +194,8 @@ class Registry:
             self._unloaded[name] = self.wanted[name].keys()
 
     def knows(self, name: str) -> bool:
-        """Whether the model is wanted, ready or not."""
-        return name in self.wanted
+        """Whether the model is wanted, ready or not, or a call loads it."""
+        return name in self.wanted or name in self.on_demand
 
     def is_wanted(self, name: str, number: int = 0) -> bool:
         """Whether this version of the model is wanted; 0: any version."""
@@ -247,12 +249,12 @@ class Registry:
         return sorted(number for number, version in self._known(name).items() if version.ready)
 
     def names(self) -> list[str]:
-        """Return the names of all wanted models, ready or not."""
-        return list(self.wanted)
+        """Return the names of all wanted models, ready or not, and of those that a call loads."""
+        return list(dict.fromkeys([*self.wanted, *self.on_demand]))
 
     def served(self) -> list[str]:
-        """Return the names of all wanted models, without those that clients have unloaded."""
-        return [name for name in self.wanted if not self._is_unloaded(name)]
+        """As `names`, without the models that clients have unloaded."""
+        return [name for name in self.names() if name in self.on_demand or not self._is_unloaded(name)]
 
     def has_default(self, name: str) -> bool:
         """Whether a version of the model serves."""
@@ -261,8 +263,10 @@ class Registry:
     def is_ready(self, name: str, version: str = "") -> bool:
         """Whether a request for `name` and `version` would be executed. Raise as `version` does.
 
-        An ensemble is ready if its parts are.
+        An ensemble is ready if its parts are. A model that is on disk only is not.
         """
+        if name in self.on_demand and not self.has_default(name):
+            return False
         if number := self.number_of(name, version):
             entry = self.version(name, number)
             servable = entry.servable if entry.ready else None

@@ -90,13 +90,14 @@ class Scanner:
         immediate: Immediate = lambda _: False,
         overrides: Overrides = MappingProxyType({}),
         busy: Collection[str] = (),
+        folders: Collection[str] | None = None,
     ) -> Scan:
         """Scan the roots.
 
         `held`: what was wanted so far. `loaded`: the versions that serve or load. `busy`: models of which a
-        version may be loading.
+        version may be loading. `folders`: see `find_models`.
         """
-        found = find_models(roots, overrides, allow_symlinks=self._allow_symlinks)
+        found = find_models(roots, overrides, allow_symlinks=self._allow_symlinks, folders=folders)
         with self._scan_lock:  # A cancelled request's scan continues on its thread.
             explicit_files = {root.name for root in roots if isinstance(root, ModelFiles)}
             policies = {root.name: root.policy for root in roots if isinstance(root, ModelSettings)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -159,18 +159,23 @@ class Found:
 
 
 def find_models(
-    roots: Iterable[Root], overrides: Overrides = MappingProxyType({}), *, allow_symlinks: bool = False
+    roots: Iterable[Root],
+    overrides: Overrides = MappingProxyType({}),
+    *,
+    allow_symlinks: bool = False,
+    folders: Collection[str] | None = None,
 ) -> Found:
     """Return everything at the roots. If a name occurs twice, the first model counts and the second is a problem.
 
     `allow_symlinks`: whether links may lead out of the root that contains them. A root itself may be a link.
+    `folders`: names of the folders to search in repositories; None: all of them.
     """
     found = Found()
     sent = [override.folder for override in overrides.values() if override.folder is not None]
     for root in [*sent, *roots]:
         if isinstance(root, ModelSettings):
             with found.collecting(root.name):
-                _Search(found, root.base_path, overrides, allow_symlinks).find_versions(root)
+                _Search(found, root.base_path, overrides, allow_symlinks, folders).find_versions(root)
         elif isinstance(root, ModelFiles):
             found.models.setdefault(root.name, []).append(root)
             numbers = found.names.get(root.name, VersionNames()).numbers
@@ -186,7 +191,7 @@ def find_models(
             # Resolves "..", but keeps the name of a symbolic link.
             path = Path(os.path.normpath(path.absolute()))
             with found.collecting(str(path)):
-                search = _Search(found, path, overrides, allow_symlinks, name)
+                search = _Search(found, path, overrides, allow_symlinks, folders, name)
                 if isinstance(root, MLServerFolder):
                     search.find_settings(root.defaults)
                 else:
@@ -202,6 +207,7 @@ class _Search:
     root: Path
     overrides: Overrides
     allow_symlinks: bool
+    folders: Collection[str] | None
     name: str = ""
 
     def _name_of(self, folder: Path) -> str:
@@ -334,6 +340,9 @@ class _Search:
         empty = True
         for folder in sorted(self.root.iterdir()):
             if folder.name.startswith((".", "__")):
+                continue
+            if self.folders is not None and folder.name not in self.folders:
+                empty = False
                 continue
             with self.found.collecting(str(folder)):
                 if not folder.is_dir() or self._is_replaced(folder):
@@ -479,6 +488,7 @@ class _Search:
     def _version_folders(self, folder: Path, name: str, config: ModelConfig, key: str) -> list[ModelFiles]:
         versions: dict[int, ModelFiles] = {}
         left_out: list[str] = []
+        unnumbered: list[Path] = []
         # The spelling without leading zeros comes first.
         for entry in sorted(folder.iterdir(), key=lambda entry: (len(entry.name), entry.name)):
             # Triton skips names with leading zeros, and so version 0; TensorFlow Serving does not (spec 5.7, tfs
@@ -488,9 +498,7 @@ class _Search:
             if entry.is_file():
                 continue
             if number is None:
-                is_model = any((entry / name).is_file() for name in candidates(config))
-                if is_model and not entry.name.startswith("."):
-                    left_out.append(f"{entry} is skipped: expected an integer like 1 as the version's name")
+                unnumbered.append(entry)
                 continue
             if (files := self._files(entry, name, number, config)) is None:
                 expected = listed(candidates(config))
@@ -500,6 +508,11 @@ class _Search:
             else:
                 versions[number] = files
         if versions:  # Otherwise these may be models or parts of one.
+            left_out += [
+                f"{entry} is skipped: expected an integer like 1 as the version's name"
+                for entry in unnumbered
+                if not entry.name.startswith(".") and any((entry / file).is_file() for file in candidates(config))
+            ]
             self.found.warn(key, *left_out)
         return [versions[number] for number in sorted(versions)]
 

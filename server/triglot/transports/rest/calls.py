@@ -16,6 +16,7 @@ from triglot.core.coroutine_work import CoroutineWork
 from triglot.core.errors import (
     RETRY_AFTER_SECONDS,
     Code,
+    ModelNotLoaded,
     ServingError,
     Unavailable,
     as_serving_error,
@@ -23,13 +24,14 @@ from triglot.core.errors import (
     refusal_of,
 )
 from triglot.core.http import HttpResponse, StreamForm
+from triglot.core.model_loading import when_loaded
 from triglot.core.operation import REST, Authorizer, ClientLimits, Operation, OperationDenied
 from triglot.core.roles import RunningCall
 from triglot.core.running import Running
 from triglot.core.trace_context import NO_CONTEXT, TRACEPARENT, TRACESTATE
 from triglot.protocols.rows import Route
 from triglot.telemetry.store import Telemetry
-from triglot.transports.off_loop import pass_on
+from triglot.transports.off_loop import pass_on, run_sized
 from triglot.transports.request_bytes import RequestBytes
 from triglot.transports.rest.coroutines import compressed, end_calls, write_chunks
 from triglot.transports.rest.decoding import HttpDecoder
@@ -139,8 +141,13 @@ class HttpCall(RowCall):
             request = small_request(found.route, found.variables, http, calls.max_body, call)
             if request is None:
                 self._run(pass_on, self._submit, calls.decoder.decode, found, http, call)
-            else:
-                self._submit(found.route.decode(request))
+                return
+            try:
+                decoded = found.route.decode(request)
+            except ModelNotLoaded:
+                self._run(pass_on, self._submit, when_loaded, call, run_sized, 0, found.route.decode, request)
+                return
+            self._submit(decoded)
         except Exception as error:
             self._fail(error)
 
@@ -166,7 +173,7 @@ class HttpCall(RowCall):
     def _start_coroutine(self, request: Any) -> Running:
         route = self._found.route
         assert route.call is not None
-        return CoroutineWork(route.call(request, self.call), self, self._name)
+        return CoroutineWork(when_loaded(self.call, route.call, request, self.call), self, self._name)
 
     def _submit(self, request: Any) -> None:
         route = self._found.route

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from triglot.config.options import Config
 from triglot.core.call import Call
-from triglot.core.errors import InvalidArgument, PayloadTooLarge
+from triglot.core.errors import InvalidArgument, ModelNotLoaded, PayloadTooLarge
 from triglot.core.http import HttpRequest
+from triglot.core.model_loading import when_loaded
 from triglot.protocols.rows import InflatedTooLarge, Route
 from triglot.transports.growing import GrowingBytes
 from triglot.transports.inflate import INFLATED_WORK, WINDOW_BITS, inflate
-from triglot.transports.off_loop import OFF_LOOP_BYTES, OneAtATime
+from triglot.transports.off_loop import OFF_LOOP_BYTES, OneAtATime, run_sized
 from triglot.transports.request_bytes import RequestBytes, Reservation
 from triglot.transports.rest.exchange import (
     TEXT_ON_LOOP,
@@ -131,11 +133,14 @@ class HttpDecoder:
             elif route.body_limit(request.headers) is None:
                 await asyncio.to_thread(inflating)
             else:
-                return await self._long_texts.run(partial(_inflate_and_decode, route, inflating, request, call))
+                with suppress(ModelNotLoaded):  # The body is decompressed then.
+                    return await self._long_texts.run(
+                        partial(_inflate_and_decode, route, inflating, request, call)
+                    )
             call.size = len(request.body)
         if call.size > TEXT_ON_LOOP and route.text_size(request) > TEXT_ON_LOOP:
-            return await self._long_texts.run(partial(route.decode, request))
-        return route.decode(request)
+            return await when_loaded(call, self._long_texts.run, partial(route.decode, request))
+        return await when_loaded(call, run_sized, 0, route.decode, request)
 
 
 def _window_bits(route: Route, http: Exchange) -> int:
