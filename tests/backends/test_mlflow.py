@@ -359,5 +359,7 @@ def test_file_of_mlflow_2(served: Served, tmp_path: Path) -> None:
     model: Any = backends.load("mlflow", tmp_path / "MLmodel")
     call = Call()
     assert {name: column.tolist() for name, column in model.example.items()} == {"age": [0.5], "city": [b"Bonn"]}
+    (tmp_path / "serving_input_example.json").unlink()
+    assert backends.load("mlflow", tmp_path / "MLmodel").example == ()
     answer = model.infer(model.example, call)
     assert_equal(answer, predict(tmp_path, pd.DataFrame(saved["data"], columns=saved["columns"])))

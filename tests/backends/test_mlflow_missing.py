@@ -57,3 +57,10 @@ def test_invalid_file(tmp_path: Path, values: object, text: str) -> None:
 @pytest.mark.newest
 def test_they_hold_with_the_libraries() -> None:
     check_tests("mlflow", *sorted(set(FOLDER.glob("test_mlflow*.py")) - {Path(__file__)}))
+
+
+@pytest.mark.skipif(find_spec("mlflow") is not None, reason="this environment has the library")
+@pytest.mark.newest  # As above.
+@pytest.mark.parametrize("environment", ["torch", "tensorflow"])
+def test_networks(environment: str) -> None:
+    check_tests(environment, FOLDER / "test_networks_of_mlflow.py")

@@ -49,7 +49,8 @@ class MLflowModel(Model):
         if self._fields and not self._takes_tensors and all(field.named for field in self._fields):
             self.columns = self.inputs
         self._output = description.outputs[0].name if len(description.outputs) == 1 else OUTPUT
-        self.example = example_of(description)
+        if example := example_of(description):
+            self.example = example
 
     def infer(self, inputs: Inputs, call: Call) -> Answer:
         """Predict. Raise `InvalidArgument` for what does not fit the signature."""

@@ -112,6 +112,24 @@ class OnnxModel(MLflowModel):
         self._inner.close()
 
 
+class ExportedModel(MLflowModel):
+    """A program of torch.export, of one tensor."""
+
+    def __init__(self, description: Description, inner: Model) -> None:
+        super().__init__(description)
+        self._inner = inner
+
+    def predict(self, inputs: Inputs, call: Call) -> Answer:
+        """See `MLflowModel`."""
+        (given,), (array,) = self._inner.inputs, inputs.values()
+        (result,) = self._inner.infer({given.name: array}).values()
+        return Answer({self._output: result})
+
+    def close(self) -> None:
+        """See `Model`."""
+        self._inner.close()
+
+
 class Estimator:
     """What MLflow makes of an estimator: its function `name`, called with the table as it is."""
 
@@ -190,6 +208,18 @@ def _onnx(description: Description, options: Flavor) -> Model | None:
     return None
 
 
+def _pytorch(description: Description, options: Flavor) -> Model | None:
+    file = _file(description, options, "model_data") / "model.pt2"
+    if not file.is_file() or description.params or not description.takes_tensors or description.inputs[0].named:
+        return None
+    inner = backends.load("torch", file)
+    declared = [field.spec.datatype for field in description.inputs]
+    if [spec.datatype for spec in inner.inputs] == declared and len(inner.outputs) == 1:
+        return ExportedModel(description, inner)
+    inner.close()
+    return None
+
+
 def _paired(description: Description, inner: Model) -> Any:
     by_name = {spec.name: spec for spec in inner.inputs}
     for field, spec in zip(description.inputs, inner.inputs, strict=True):
@@ -202,6 +232,7 @@ _FLAVORS: Mapping[str, Callable[[Description, Flavor], Model | None]] = {
     "catboost": _catboost,
     "onnx": _onnx,
     "sklearn": _sklearn,
+    "pytorch": _pytorch,
 }
 
 
