@@ -51,12 +51,11 @@ check:  ## Lint, types, and that generated files are what their sources make.
 	"$$python" -m mypy && \
 	"$$python" -m mypy --explicit-package-bases --allow-untyped-defs --allow-untyped-calls --allow-incomplete-defs examples && \
 	"$$python" codegen/generate.py --check && \
-	"$$python" codegen/image_classifier.py --check && \
 	"$$python" codegen/docs.py --check
 
 codegen:  ## Regenerate what `make check` compares.
 	@python="$(call environment,dev)" && set -ex && \
-	"$$python" codegen/generate.py && "$$python" codegen/image_classifier.py && "$$python" codegen/docs.py
+	"$$python" codegen/generate.py && "$$python" codegen/docs.py
 
 bench:  ## Measure what bench/results.md says, in ten minutes; ARGS=NAME... runs other benches, ARGS=all every one.
 	@python="$(call environment,dev)" && "$$python" -m bench $(ARGS)

@@ -2,8 +2,8 @@
 
 It also measures how the loading of a version affects calls of another model.
 
-From the repository's root: `python -m bench.lifecycle --help`. The server is started with the demo repository,
-without the model that needs ONNX Runtime. Then one model is called continuously, while new versions of another one
+From the repository's root: `python -m bench.lifecycle --help`. The server is started with 18 small models. Then
+one model is called continuously, while new versions of another one
 are renamed into place, one after the other, and served by polling or by RepositoryModelLoad.
 """
 
@@ -26,7 +26,7 @@ from bench.tally import BenchError, Request, close, drive
 from triglot.config.options import GRPC_TRANSPORTS
 
 MODELS = Path(__file__).parent / "models"
-DEMO = servers.ROOT / "server" / "triglot" / "demo"
+MODELS = servers.ROOT / "tests" / "models_plain"
 STEADY, CHANGING = "identity_fp32", "changing"
 SLICE_SECONDS = 0.25
 LOAD_LIMIT = 60.0
@@ -95,10 +95,10 @@ class Started:
 
 
 def start(transport: str, times: int, core: int | None) -> Started:
-    """Start the server `times` times, with the demo models that need no further library."""
+    """Start the server `times` times, with 18 small models."""
     with tempfile.TemporaryDirectory(prefix="triglot-bench-") as name:
         models = Path(name) / "models"
-        shutil.copytree(DEMO, models, ignore=shutil.ignore_patterns("__pycache__", "image_classifier"))
+        shutil.copytree(MODELS, models, ignore=shutil.ignore_patterns("__pycache__"))
         both = [_start_once(models, transport, core) for _ in range(times)]
     return Started(transport, [seconds for seconds, _ in both], [resident for _, resident in both])
 

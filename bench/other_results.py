@@ -27,7 +27,7 @@ def _lines(file: Path) -> list[str]:
 
 
 def _starts(lines: list[str]) -> Iterator[list[str]]:
-    """Yield lines for starts with the demo repository, over each transport."""
+    """Yield lines for starts with 18 small models, over each transport."""
     for found in filter(None, map(_START.fullmatch, lines)):
         over, seconds, resting = found["transport"], float(found["seconds"]), int(found["resting"])
         met = _yes(seconds <= READY_SECONDS)

@@ -21,15 +21,17 @@ import aiohttp
 from playwright.async_api import Page, async_playwright
 
 import triglot
+from triglot.run import DEMO
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs" / "pictures"
 MOST_BYTES = 150_000
 LOAD_SECONDS = 20
+FLOWER = {"sepal_length": 6.3, "sepal_width": 2.5, "petal_length": 4.9, "petal_width": 1.5}
 CALLS = (
-    ("/v2/models/half_plus_two/infer", {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}]}),
-    ("/v1/models/uppercase:predict", {"inputs": ["text"]}),
-    ("/grps/v1/infer/predict", {"model": "half_plus_three-1", "ndarray": [1.5]}),
+    ("/v2/models/iris/predict", FLOWER),
+    ("/v1/models/iris:predict", {"instances": [FLOWER]}),
+    ("/grps/v1/infer/predict", {"model": "identity-1", "ndarray": [1.5]}),
 )
 
 
@@ -63,11 +65,11 @@ async def open_page(page: Page, url: str) -> None:
 
 async def try_a_model(page: Page) -> None:
     """The answer to a call is shown."""
-    await page.get_by_role("combobox", name="Model", exact=True).select_option("token_stream")
-    field = page.get_by_label("text: text", exact=True)
-    await field.fill("answers of a decoupled model come one by one")
+    await page.get_by_role("combobox", name="Model", exact=True).select_option("storyteller")
+    field = page.get_by_label("prompt: text", exact=True)
+    await field.fill("Alice was")
     await field.press("Control+Enter")
-    await page.get_by_text("9 answers in").wait_for()
+    await page.get_by_text("10 answers in").wait_for()
 
 
 async def save(taken: Any, name: str) -> None:
@@ -83,12 +85,13 @@ async def save(taken: Any, name: str) -> None:
 
 async def take() -> None:
     """All of them."""
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    chromium = next(
+        filter(None, map(shutil.which, ("chromium", "google-chrome", "chromium-headless-shell"))), None
+    )
     if chromium is None:
         raise SystemExit("chromium is missing; on Debian: apt install chromium")
     config = triglot.Config(grpc_port=0, rest_port=0, drain_delay=0, grace=0)
-    demo = Path(triglot.__file__).parent / "demo"
-    async with triglot.Server([demo], config) as server, async_playwright() as playwright:
+    async with triglot.Server([DEMO], config) as server, async_playwright() as playwright:
         url = f"http://127.0.0.1:{server.rest_port}/"
         browser = await playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = await browser.new_page(viewport={"width": 1200, "height": 800})

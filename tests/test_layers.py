@@ -117,7 +117,7 @@ def test_a_circle_is_found() -> None:
         ("triglot.repository.scan.source", "triglot.pb"),
         ("triglot.repository.config.settings", "triglot.backends"),
         ("triglot.backends.python", "grpc"),
-        ("triglot.demo.half_plus_two.model", "triglot.core.types"),
+        ("triglot.demo.iris.model", "triglot.core.types"),
         ("triglot.somewhere_new", "triglot.core"),
     ],
 )

@@ -10,15 +10,13 @@ import environments
 from cgroups import output_on_one_cpu
 
 ONNX = """
-from pathlib import Path
-import triglot.demo
 from triglot import backends
+from triglot.run import DEMO
 
 threads = lambda: len(os.listdir("/proc/self/task"))
-file = Path(*triglot.demo.__path__, "image_classifier", "1", "model.onnx")
 import onnxruntime
 before = threads()
-model = backends.load("onnx", file)
+model = backends.load("onnx", DEMO / "digits" / "1" / "model.onnx")
 print(threads() - before)
 """
 TORCH = """

@@ -15,7 +15,6 @@ import grpc.aio
 import numpy as np
 import pytest
 
-import triglot
 from process import SECONDS
 from protocol_clients.channel import SERVICE
 from triglot import backends, testing
@@ -23,11 +22,12 @@ from triglot.core.errors import ModelLoadError
 from triglot.model.config import Device, InstanceGroup, ModelConfig
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.platform.cpus import thread_limit
+from triglot.run import DEMO
 
 onnxruntime = pytest.importorskip("onnxruntime")
 onnx_backend = importlib.import_module("triglot.backends.onnx")
 
-FILE = Path(triglot.__file__).parent / "demo" / "image_classifier" / "1" / "model.onnx"
+FILE = DEMO / "digits" / "1" / "model.onnx"
 SOURCE = "m/config.pbtxt"
 ON_CPUS = onnx_backend.gpu_count() == 0
 
@@ -114,9 +114,9 @@ def test_instances_on_a_gpu() -> None:
     model = load([InstanceGroup("GPU", 2, gpus=[0]), InstanceGroup("CPU", 1)])
     assert model.instances == 3
     assert model._placement.current().get_providers()[0] == onnx_backend.GPU
-    images = np.random.default_rng(1).random((2, 3, 224, 224), dtype="f4")
-    expected = load([InstanceGroup("CPU")]).infer({"image": images})["scores"]
-    np.testing.assert_allclose(model.infer({"image": images})["scores"], expected, atol=1e-2)
+    images = np.random.default_rng(1).random((2, 1, 8, 8), dtype="f4")
+    expected = load([InstanceGroup("CPU")]).infer({"image": images})["probabilities"]
+    np.testing.assert_allclose(model.infer({"image": images})["probabilities"], expected, atol=1e-2)
 
 
 # --- in a server ---
@@ -139,7 +139,7 @@ def request(images: Any) -> bytes:
 
 async def test_three_instances_answer_as_onnxruntime_does(tmp_path: Path) -> None:
     random = np.random.default_rng(1)
-    asked = [random.random((1, 3, 224, 224), dtype="f4") for _ in range(6)]
+    asked = [random.random((1, 1, 8, 8), dtype="f4") for _ in range(6)]
     session = onnxruntime.InferenceSession(str(FILE), providers=["CPUExecutionProvider"])
     expected = [session.run(None, {"image": images})[0] for images in asked]
     models = repository(tmp_path, "instance_group [{ kind: KIND_CPU count: 3 }]\n")

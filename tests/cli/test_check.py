@@ -11,7 +11,6 @@ from pathlib import Path
 
 import environments
 import saved_models
-import triglot
 from process import (
     IDENTITY,
     SECONDS,
@@ -22,6 +21,7 @@ from process import (
     triglot_command,
     write_model,
 )
+from triglot.run import DEMO
 
 READY = r"x INT32 \[1\] +y INT32 \[1\] +- +1 thread +\d+\.\d\d s +READY"
 CONFIG = """
@@ -124,10 +124,8 @@ def test_without_a_path_it_is_the_demo() -> None:
     completed = run_triglot("check", before=NOT_INSTALLED)
     assert completed.returncode == 0
     names = [line.split()[0] for line in completed.stdout.splitlines() if re.search(r" (READY|SKIPPED)$", line)]
-    assert sorted(names) == sorted(
-        path.name for path in (Path(triglot.__file__).parent / "demo").iterdir() if path.is_dir()
-    )
-    assert re.search(r"^image_classifier +1 +onnx .* SKIPPED$", completed.stdout, re.MULTILINE)
+    assert sorted(names) == sorted(path.name for path in DEMO.iterdir() if path.is_dir())
+    assert re.search(r"^digits +1 +onnx .* SKIPPED$", completed.stdout, re.MULTILINE)
     assert "pip install onnxruntime" in completed.stdout
 
 

@@ -33,6 +33,7 @@ from protocol_clients.rest import Rest
 from triglot.cli import serve, triton_flags
 from triglot.config.option_fields import default_text, groups
 from triglot.config.options import OPTIONS, Config
+from triglot.run import DEMO
 from waiting import wait_until
 
 SECONDS_TEXT = r"\d+\.\d\d s"
@@ -48,7 +49,6 @@ sys.meta_path.insert(0, Missing())
 """
 NOT_INSTALLED = WITHOUT_ONNXRUNTIME.format(error='ModuleNotFoundError("No module named onnxruntime", name=name)')
 BROKEN_INSTALL = WITHOUT_ONNXRUNTIME.format(error='ImportError("libonnx.so: undefined symbol", name=name)')
-DEMO = Path(triglot.__file__).parent / "demo"
 
 
 def assert_one_line(text: str) -> str:
@@ -364,29 +364,29 @@ def test_the_demo_does_without_onnxruntime() -> None:
         grpc_port, rest_port = server.ports()
         rest = Rest(rest_port)
         assert rest.get("/v2/health/ready") == (200, {"ready": True, "live": True})
-        assert "image_classifier" not in rest.get("/v2/models")[1]["models"]
-        assert rest.get("/v2/models/image_classifier")[0] == 404
+        assert "digits" not in rest.get("/v2/models")[1]["models"]
+        assert rest.get("/v2/models/digits")[0] == 404
         with grpc_channel(grpc_port) as channel:
-            assert infer(channel, "identity_int32", shape=(1, 1)) == 7
+            assert infer(channel, "identity") == 7
     (warning,) = [line for line in server.stderr.text().splitlines() if " W " in line]
-    assert "image_classifier version 1 is skipped" in warning
+    assert "digits version 1 is skipped" in warning
     assert "pip install onnxruntime" in warning
 
 
 def test_a_model_that_was_asked_for_needs_its_library() -> None:
-    completed = run_triglot("serve", DEMO / "image_classifier", *FREE_PORTS, before=NOT_INSTALLED)
+    completed = run_triglot("serve", DEMO / "digits", *FREE_PORTS, before=NOT_INSTALLED)
     assert completed.returncode == 1
-    text = f"{DEMO / 'image_classifier/1/model.onnx'}: the onnx backend needs onnxruntime, which is not installed"
+    text = f"{DEMO / 'digits/1/model.onnx'}: the onnx backend needs onnxruntime, which is not installed"
     assert text in completed.stderr
     assert "run: pip install onnxruntime" in completed.stderr
     assert "Traceback" not in completed.stderr
 
 
 def test_a_library_that_cannot_be_imported_is_an_error_of_its_models() -> None:
-    completed = run_triglot("serve", DEMO / "image_classifier", *FREE_PORTS, before=BROKEN_INSTALL)
+    completed = run_triglot("serve", DEMO / "digits", *FREE_PORTS, before=BROKEN_INSTALL)
     assert completed.returncode == 1
     line = completed.stderr.splitlines()[-2]
-    assert str(DEMO / "image_classifier/1/model.onnx") in line
+    assert str(DEMO / "digits/1/model.onnx") in line
     assert "libonnx.so: undefined symbol" in line
     assert "Traceback" not in completed.stderr
 

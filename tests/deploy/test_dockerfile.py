@@ -127,7 +127,7 @@ def test_what_it_installs_runs(installed: Path) -> None:
         ["triglot", "check", "--json"], cwd="/", env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert "half_plus_two" in {model["model"] for model in json.loads(done.stdout)["models"]}
+    assert "iris" in {model["model"] for model in json.loads(done.stdout)["models"]}
     version = subprocess.run(["triglot", "--version"], env=environment, capture_output=True, text=True, check=True)
     assert version.stdout == f"triglot {triglot.__version__} (pure Python)\n"
 

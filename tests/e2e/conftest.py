@@ -33,7 +33,7 @@ LABELLED = "model_version_policy { all {} } " + " ".join(
 @pytest.fixture(scope="session")
 def server() -> Iterator[ServerProcess]:
     """The server, ready."""
-    with ServerProcess(str(PLAIN_MODELS), str(DEMO / "image_classifier")) as process:
+    with ServerProcess(str(PLAIN_MODELS), str(DEMO / "digits")) as process:
         yield process
 
 

@@ -86,11 +86,11 @@ def test_models_of_the_start(tmp_path: Path) -> None:
 
 def test_the_demo() -> None:
     """Without a path, its models are the repository."""
-    with ServerProcess("--model-control-mode", "explicit", "--load-model", "half_plus_two") as server:
+    with ServerProcess("--model-control-mode", "explicit", "--load-model", "iris") as server:
         rest = rest_of(server)
         _, rows = rest.post("/v2/repository/index", {})
-        assert {"name": "half_plus_three"} in rows
-        assert [row["name"] for row in rows if row.get("state") == "READY"] == ["half_plus_two"]
+        assert {"name": "storyteller"} in rows
+        assert [row["name"] for row in rows if row.get("state") == "READY"] == ["iris"]
 
 
 def test_missing_model_at_the_start(tmp_path: Path) -> None:

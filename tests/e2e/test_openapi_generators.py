@@ -46,7 +46,7 @@ def missing_node() -> str:
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
     with ServerProcess(
-        *map(str, (PLAIN_MODELS / "half_plus_two", DEMO / "image_classifier", PLAIN_MODELS / "token_stream"))
+        *map(str, (PLAIN_MODELS / "half_plus_two", DEMO / "digits", PLAIN_MODELS / "token_stream"))
     ) as process:
         yield process
 

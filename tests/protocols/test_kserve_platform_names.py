@@ -58,8 +58,8 @@ async def test_both_interfaces_name_the_platform(
 
 async def test_the_onnx_demo() -> None:
     pytest.importorskip("onnxruntime")
-    async with serve_models([DEMO / "image_classifier"], platform_names="oip") as served:
-        _, _, body = await served.rest.call("GET", "/v2/models/image_classifier")
+    async with serve_models([DEMO / "digits"], platform_names="oip") as served:
+        _, _, body = await served.rest.call("GET", "/v2/models/digits")
         assert json.loads(body)["platform"] == "onnx_onnxv1"
 
 

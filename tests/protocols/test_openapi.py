@@ -209,17 +209,17 @@ async def status_of(code: str) -> int:
 
 
 async def test_a_models_operation_has_its_tensors() -> None:
-    async with serving(DEMO / "image_classifier", PLAIN_MODELS / "half_plus_two") as client:
+    async with serving(DEMO / "digits", PLAIN_MODELS / "half_plus_two") as client:
         found = operations(await client.document())
-    infer = found["POST", "/v2/models/image_classifier/infer"]
-    assert "Inputs: image FP32 [-1,3,224,224]. Outputs: scores FP32 [-1,1000]." in infer["description"]
+    infer = found["POST", "/v2/models/digits/infer"]
+    assert "Inputs: image FP32 [-1,1,8,8]. Outputs: probabilities FP32 [-1,10]." in infer["description"]
     schema = infer["requestBody"]["content"]["application/json"]["schema"]["properties"]["inputs"]
     (image,) = schema["items"]["anyOf"]
     assert (schema["minItems"], schema["maxItems"]) == (1, 1)
     assert image["properties"]["name"] == {"const": "image"}
     assert image["properties"]["datatype"] == {"const": "FP32"}
     assert image["properties"]["shape"]["minItems"] == image["properties"]["shape"]["maxItems"] == 4
-    assert image["properties"]["shape"]["description"] == "[-1,3,224,224]"
+    assert image["properties"]["shape"]["description"] == "[-1,1,8,8]"
     predict = found["POST", "/v1/models/half_plus_two:predict"]
     assert "Inputs: x FP32 [-1]. Outputs: y FP32 [-1]." in predict["description"]
 

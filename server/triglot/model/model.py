@@ -159,7 +159,8 @@ class Model:
     holds_instances: bool = False
     """Whether a call of its `async def` code waits for one of its `instances` and occupies it."""
     example: Mapping[str, Any] | Sequence[Mapping[str, Any]] = ()
-    """Inputs by name, of one call or several, that every instance runs before the model takes calls."""
+    """Inputs by name, of one call or several, that every instance runs before the model takes calls. Clients that
+    may see the model are shown the first one as a sample."""
     warnings: Sequence[str] = ()
     """What is wrong with the loaded model although it serves: logged, and the reason of its state in
     RepositoryIndex and GetModelStatus."""

@@ -91,14 +91,13 @@ async def check_infer_text(t):
 
 
 async def check_infer_image(t):
-    images = np.linspace(0, 1, 2 * 3 * 224 * 224, dtype=np.float32).reshape(2, 3, 224, 224)
+    images = np.linspace(0, 1, 2 * 8 * 8, dtype=np.float32).reshape(2, 1, 8, 8)
     results = [
-        await t.client.infer("image_classifier", [t.input("image", batch)])
-        for batch in (images, images[:1], images[1:])
+        await t.client.infer("digits", [t.input("image", batch)]) for batch in (images, images[:1], images[1:])
     ]
-    scores, first, second = (result.as_numpy("scores") for result in results)
+    scores, first, second = (result.as_numpy("probabilities") for result in results)
     assert scores.dtype == np.float32
-    assert scores.shape == (2, 1000)
+    assert scores.shape == (2, 10)
     np.testing.assert_allclose(scores.sum(axis=1), [1, 1], rtol=1e-4)
     np.testing.assert_allclose(scores, np.concatenate([first, second]), rtol=1e-4)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from email.parser import BytesHeaderParser
 from email.policy import HTTP
 from typing import Any
@@ -103,20 +103,24 @@ class Predict:
         if servable.signature.any_tensors and not servable.signature.inputs:
             raise InvalidArgument(f"model '{name}' declares no inputs, so plain JSON has no datatypes; use /infer")
         request = InferenceRequest(name, version)
-        body = bytes(http.body)
+        body, signature = bytes(http.body), _declared(servable.signature)
         if _kind(http.headers) == FORM:
-            signature = servable.signature
             request.inputs = _of_form(form_parts(body, http.headers["content-type"]), signature, self._limits)
-        elif (spec := _only_bytes(servable.signature)) is not None and _is_file(http.headers, body):
+        elif (spec := _only_bytes(signature)) is not None and _is_file(http.headers, body):
             request.inputs = [_of_bytes(spec, [body])]
         else:
             value = _parsed(body, self._limits)
-            if isinstance(value, dict) and PARAMETERS not in servable.signature.input_rules:
+            if isinstance(value, dict) and PARAMETERS not in signature.input_rules:
                 parameters = value.pop(PARAMETERS, None)
                 if parameters is not None:
                     set_parameters(request, _parameters(parameters))
-            request.inputs = inputs_of(value, signature_of(servable, request.signature_name))
+            request.inputs = inputs_of(value, _declared(signature_of(servable, request.signature_name)))
         return PredictRequest(request, servable.decoupled, LINES in http.headers.get("accept", ""))
+
+
+def _declared(signature: Signature) -> Signature:
+    """Return the signature of a model that takes any tensors, with the datatypes that it declares for them."""
+    return replace(signature, any_tensors=False) if signature.any_tensors else signature
 
 
 def _kind(headers: Mapping[str, str]) -> str:

@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 
 WARM_UP_FILE = Path("assets.extra") / "tf_serving_warmup_requests"
 """TensorFlow Serving's warm-up file, in the folder of a version: recorded requests (tfs 6.6)."""
+LARGEST_EXAMPLE = 1024
+"""Most elements of a configured request that becomes the model's example."""
 MAX_RESPONSES = 1000
 """Limit on the responses of a decoupled run, since a stream need not end by itself."""
 
@@ -47,19 +49,20 @@ async def warm_up(servable: Servable, requests: Sequence[WarmUpRequest] = (), re
     """Run the configured requests, then the model's `example`, on every instance of `servable`.
 
     `async def` code runs once, on the loop. A decoupled run ends after `MAX_RESPONSES` responses. The runs have no
-    deadline and are not counted in any statistics. `reach` lets them call other models.
+    deadline and are not counted in any statistics. `reach` lets them call other models. A small request is the
+    example of a model that has none.
 
     Raise `ModelLoadError` for the first request that does not fit the model's default signature, and for
     exceptions and invalid responses of the model; calls that still run then are cancelled.
     """
-    runner = _Runner(servable, reach)
+    runner, samples = _Runner(servable, reach), _samples(servable, requests)
     with servable:
-        for sample in _samples(servable, requests):
+        for sample in samples:
             try:
                 await runner.run(sample)
             except ServingError as error:
                 raise ModelLoadError(f"{servable}: {sample.name}: {error.message}", error.code) from error
-    again = partial(runner.run_again, _samples(servable, requests))
+    again = partial(runner.run_again, samples)
     if isinstance(servable.model, HostedModel):
         servable.model.warm_up = again
     else:
@@ -136,6 +139,9 @@ class _Runner:
         """Run a sample on every instance. Raise `ServingError`."""
         name = f"making the inputs of {sample.name} of {self._servable}"
         inputs = await in_thread(partial(sample.bind, self._servable), name=name)
+        model = self._servable.model
+        if not model.example and sum(array.size for array in inputs.values()) <= LARGEST_EXAMPLE:
+            model.example = inputs  # What clients are shown.
         for _ in range(sample.count):
             if isinstance(self._servable.model, HostedModel):
                 await self._on_processes(self._servable.model.functions(), inputs)
