@@ -12,14 +12,12 @@ from typing import Any
 import grpc.aio
 import numpy as np
 from h2_peers import SECONDS, data
+from layout_calls import PROTOCOLS, STREAM
 from live import Live
 from test_h2_rest import client_of, fields
 
 import triglot
 from triglot.core.fast_json import dumps
-from triglot.pb.grps import grps_pb2
-from triglot.pb.kserve import inference_pb2
-from triglot.pb.tfserving import predict_pb2, tensor_pb2
 from triglot.transports.http2.core import frames
 from waiting import until
 
@@ -144,32 +142,20 @@ Build = Callable[[str, int, str], Request]
 """Of a model's name, a count of numbers and the input's name."""
 
 
-def kserve_grpc(model: str, count: int, name: str) -> Request:
-    message = inference_pb2.ModelInferRequest(model_name=model, raw_input_contents=[bytes(4 * count)])
-    message.inputs.add(name=name, datatype="FP32", shape=[count])
-    return Request("/inference.GRPCInferenceService/ModelInfer", message.SerializeToString())
+def over(protocol: str, path: str = "") -> Build:
+    """Requests of a protocol's unary method, or of another one with the same messages."""
+    unary, encode = PROTOCOLS[protocol]
+    return lambda model, count, name: Request(path or unary, encode(model, np.zeros(count, np.float32), name=name))
 
 
-def kserve_stream(model: str, count: int, name: str) -> Request:
-    return Request("/inference.GRPCInferenceService/ModelStreamInfer", kserve_grpc(model, count, name).body)
-
-
-def tf_grpc(model: str, count: int, name: str) -> Request:
-    message = predict_pb2.PredictRequest(model_spec={"name": model})
-    tensor = message.inputs[name]
-    tensor.dtype, tensor.tensor_content = tensor_pb2.DT_FLOAT, bytes(4 * count)
-    tensor.tensor_shape.dim.add(size=count)
-    return Request("/tensorflow.serving.PredictionService/Predict", message.SerializeToString())
-
-
-def grps_grpc(model: str, count: int, name: str) -> Request:
-    message = grps_pb2.GrpsMessage(model=f"{model}-1")
-    message.gtensors.tensors.add(name=name, dtype=grps_pb2.DT_FLOAT32, shape=[count], flat_float32=[0.5] * count)
-    return Request("/grps.protos.v1.GrpsService/Predict", message.SerializeToString())
-
-
-def grps_streaming(model: str, count: int, name: str) -> Request:
-    return Request("/grps.protos.v1.GrpsService/PredictStreaming", grps_grpc(model, count, name).body)
+kserve_grpc = over("kserve")
+GRPC = {
+    "kserve": kserve_grpc,
+    "kserve stream": over("kserve", STREAM),
+    "tensorflow": over("tfserving"),
+    "grps": over("grps"),
+    "grps stream": over("grps", "/grps.protos.v1.GrpsService/PredictStreaming"),
+}
 
 
 def _json(path: str, value: Any) -> Request:
@@ -233,7 +219,6 @@ def grps_json_stream(model: str, count: int, name: str) -> Request:
     return Request(f"{plain.path}?streaming=true", plain.body, plain.headers)
 
 
-GRPC = (kserve_grpc, kserve_stream, tf_grpc, grps_grpc, grps_streaming)
 REST = (
     kserve_json,
     kserve_binary,

@@ -136,9 +136,9 @@ async def look(send: Send, build: Build, **transports: str) -> None:
 
 
 @pytest.mark.parametrize("transport", GRPC_TRANSPORTS)
-@pytest.mark.parametrize("build", calls.GRPC)
-async def test_over_grpc(build: Build, transport: str) -> None:
-    await look(calls.over_grpc, build, grpc_transport=transport)
+@pytest.mark.parametrize("method", calls.GRPC)
+async def test_over_grpc(method: str, transport: str) -> None:
+    await look(calls.over_grpc, calls.GRPC[method], grpc_transport=transport)
 
 
 @pytest.mark.parametrize(
