@@ -196,6 +196,8 @@ class Checkpoints:
     """Receives the reports of models; only requests that are to be held wait. A request is named by its text."""
 
     def __init__(self) -> None:
+        self.visited: set[str] = set()
+        """The names of requests that have reached any point."""
         self._held: dict[tuple[str, str], asyncio.Future[Visit]] = {}
         self._open: set[asyncio.StreamWriter] = set()
 
@@ -223,6 +225,7 @@ class Checkpoints:
         """Handle one connection: the report of one model at one point."""
         point, joined, left = (await reader.readline()).decode().strip().split("|")
         names = joined.split("+")
+        self.visited |= set(names)
         visit = Visit(names, left == "1", writer)
         for name in names:
             future = self._held.pop((name, point), None)

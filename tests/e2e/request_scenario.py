@@ -38,6 +38,7 @@ class Scenario:
     async def begin(self, timeout: float | None = None) -> bool:
         """Send the subject and wait until it is at its point; returns False if it ended or passed that before."""
         case = self.case
+        self.served.checkpoints.visited.clear()
         batched = case.kind == "batched"
         subject = good(case.model, SUBJECT, timeout)
         here = None if case.point in WAITING else self.served.checkpoints.hold(SUBJECT, case.point)
@@ -139,6 +140,8 @@ class Scenario:
                 seen.append(await other.wait_ended())
                 expected = self._expected(other)
                 assert seen[-1] in expected, f"beside it: {seen[-1]}, expected {expected}"
+        if case.waits and case.event == "cancel":
+            assert SUBJECT not in self.served.checkpoints.visited, "it ran"
         if self._stopping is not None:
             await self._stopping
         self.served.check_spans((self.first, self.subject, self.companion))

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
 
 import pytest
 import pytest_asyncio
 from request_cases import AT_ITS_DEADLINE, MODELS, Case, of
-from request_pool import Pool
-from request_scenario import run
-from request_served import Served, serving, tries
+from request_scenario import Scenario, run
+from request_served import POOL, Served, serving, tries
 
+from process import SECONDS
 from protocol_clients.abortable import CLIENTS, LEFT, Request
 from waiting import until
 
@@ -22,6 +26,40 @@ WAIT = 0.05
 """Seconds that the client of a request waits that is to come too late, at first."""
 HURRY = 0.15
 """Seconds that every request may take on the server where those of HTTP come too late: their clients set none."""
+
+
+class Pool(ThreadPoolExecutor):
+    """The event loop's default executor; one of the submitted jobs can be held before it begins."""
+
+    def __init__(self) -> None:
+        super().__init__(thread_name_prefix=POOL)
+        self.holds = False
+        """Whether the job to hold was submitted."""
+        self._jobs_before = -1
+        self._go = threading.Event()
+
+    def hold(self, number: int) -> None:
+        """Hold the job of this number, counted from 1 with the next one submitted."""
+        self._jobs_before, self.holds = number - 1, False
+        self._go.clear()
+
+    def release(self) -> None:
+        """Let the held job begin, and hold no further one."""
+        self._jobs_before, self.holds = -1, False
+        self._go.set()
+
+    def submit(self, job: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+        """See the base class."""
+        self._jobs_before -= 1
+        if self._jobs_before != -1:
+            self._jobs_before = max(self._jobs_before, -2)
+            return super().submit(job, *arguments, **named)
+        self.holds = True
+        return super().submit(self._held, partial(job, *arguments, **named))
+
+    def _held(self, job: Callable[[], Any]) -> Any:
+        assert self._go.wait(SECONDS)
+        return job()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -63,6 +101,31 @@ async def test_deadlines_of_the_server(hurried: Served, case: Case) -> None:
     await run(hurried, case)
     await hurried.serves(case.model, case.client)
 
+
+# --- the end of the server, or of the process of its model ---
+
+
+@pytest.mark.parametrize("case", of("crash"))
+async def test_crashes(case: Case) -> None:
+    """Each on a server of its own: the more often a process is lost, the later it is replaced."""
+    async with serving([case.model], [case.client]) as served:
+        await run(served, case)
+        await served.serves(case.model, case.client)
+
+
+@pytest.mark.parametrize("case", of("shutdown"))
+async def test_shutdown(case: Case) -> None:
+    async with serving([case.model], [case.client]) as served:
+        for _ in tries(f"it was not {case.point}"):
+            scenario = Scenario(served, case)
+            if await scenario.begin():
+                break
+            await scenario.cancel()
+        await scenario.happens()
+        await served.at_rest(aborted=await scenario.end())
+
+
+# --- bytes that are on a thread ---
 
 MANY = 60_000
 """Texts that are enough for a request to be taken apart, and its answer put together, on a thread."""
