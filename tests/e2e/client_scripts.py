@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import json
 import runpy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,11 +72,21 @@ ReportOf = Callable[[ClientScript], Report]
 """What a script found; with `functools.cache` it runs when it is first asked for."""
 
 
-def cases(scripts: Iterable[ClientScript]) -> list[object]:
-    """Each check of the scripts, for `pytest.mark.parametrize(("script", "name"), ...)`."""
-    return [
+def script_tests(*scripts: ClientScript) -> tuple[Callable[..., None], Callable[..., None]]:
+    """Return the tests of a module whose fixture `report` is a `ReportOf`: each check, and all are reported."""
+    checks = [
         pytest.param(script, name, id=f"{script}-{name}") for script in scripts for name in script.check_names()
     ]
+
+    @pytest.mark.parametrize(("script", "name"), checks)
+    def test_check(script: ClientScript, name: str, report: ReportOf) -> None:
+        report(script).assert_held(name)
+
+    @pytest.mark.parametrize("script", scripts, ids=str)
+    def test_every_check_is_reported_in_order(script: ClientScript, report: ReportOf) -> None:
+        report(script).assert_complete(script)
+
+    return test_check, test_every_check_is_reported_in_order
 
 
 def _report(stdout: str, stderr: str, end: str) -> Report:

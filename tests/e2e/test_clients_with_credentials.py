@@ -12,7 +12,7 @@ import grpc
 import pytest
 import trustme
 from access_files import anonymous, client, write
-from client_scripts import ClientScript, ReportOf, cases
+from client_scripts import ClientScript, ReportOf, script_tests
 from server_process import ServerProcess
 
 from process import PLAIN_MODELS
@@ -34,9 +34,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReportOf]:
         yield cache(lambda script: script.run(server))
 
 
-@pytest.mark.parametrize(("script", "name"), cases(SCRIPTS))
-def test_check(script: ClientScript, name: str, report: ReportOf) -> None:
-    report(script).assert_held(name)
+test_check, test_every_check_is_reported_in_order = script_tests(*SCRIPTS)
 
 
 class Secured:

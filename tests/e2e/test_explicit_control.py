@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from client_scripts import ClientScript, Report, ReportOf, cases
+from client_scripts import ClientScript, Report, ReportOf, script_tests
 from server_process import ServerProcess
 
 from process import run_triglot, write_model
@@ -48,14 +48,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> ReportOf:
     return cache(run)
 
 
-@pytest.mark.parametrize(("script", "name"), cases(SCRIPTS))
-def test_check(script: ClientScript, name: str, report: ReportOf) -> None:
-    report(script).assert_held(name)
-
-
-@pytest.mark.parametrize("script", SCRIPTS, ids=str)
-def test_every_check_is_reported_in_order(script: ClientScript, report: ReportOf) -> None:
-    report(script).assert_complete(script)
+test_check, test_every_check_is_reported_in_order = script_tests(*SCRIPTS)
 
 
 def rest_of(server: ServerProcess) -> Rest:

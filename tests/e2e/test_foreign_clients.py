@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from client_scripts import ClientScript, ReportOf, cases
+from client_scripts import ClientScript, script_tests
 
 pytestmark = pytest.mark.both_transports
 
@@ -20,11 +20,4 @@ SCRIPTS = [
 ]
 
 
-@pytest.mark.parametrize(("script", "name"), cases(SCRIPTS))
-def test_check(script: ClientScript, name: str, report: ReportOf) -> None:
-    report(script).assert_held(name)
-
-
-@pytest.mark.parametrize("script", SCRIPTS, ids=str)
-def test_every_check_is_reported_in_order(script: ClientScript, report: ReportOf) -> None:
-    report(script).assert_complete(script)
+test_check, test_every_check_is_reported_in_order = script_tests(*SCRIPTS)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
-from client_scripts import CLIENTS, RUN_SECONDS, ClientScript, Report
+from client_scripts import CLIENTS, RUN_SECONDS, ClientScript, ReportOf, script_tests
 from server_process import ServerProcess
 
 import environments
@@ -18,19 +19,13 @@ SCRIPT = ClientScript("grps", "grps_stock.py")
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Report]:
+def report(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReportOf]:
     """What the script found."""
     with ServerProcess(*grps_arguments(TOYS, tmp_path_factory.mktemp("toys")), command="grps") as server:
-        yield SCRIPT.run(server)
+        yield cache(lambda script: script.run(server))
 
 
-@pytest.mark.parametrize("name", SCRIPT.check_names())
-def test_check(name: str, report: Report) -> None:
-    report.assert_held(name)
-
-
-def test_every_check_is_reported_in_order(report: Report) -> None:
-    report.assert_complete(SCRIPT)
+test_check, test_every_check_is_reported_in_order = script_tests(SCRIPT)
 
 
 @pytest.mark.parametrize("first", ["client", "server"])

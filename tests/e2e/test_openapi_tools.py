@@ -8,8 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
-from client_scripts import CLIENTS, ClientScript, ReportOf, cases
+from client_scripts import CLIENTS, ClientScript, script_tests
 from server_process import ServerProcess
 
 import environments
@@ -35,13 +34,7 @@ TENSORFLOW_SERVING = "^/v1|^/own/metrics$"
 """Where a method that a path does not have is answered otherwise than with 405, as in TensorFlow Serving."""
 
 
-@pytest.mark.parametrize(("script", "name"), cases([SCRIPT]))
-def test_check(script: ClientScript, name: str, report: ReportOf) -> None:
-    report(script).assert_held(name)
-
-
-def test_every_check_is_reported_in_order(report: ReportOf) -> None:
-    report(SCRIPT).assert_complete(SCRIPT)
+test_check, test_every_check_is_reported_in_order = script_tests(SCRIPT)
 
 
 RUNS = """import json, sys

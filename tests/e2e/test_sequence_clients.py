@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from client_scripts import ClientScript, Report, ReportOf
+from client_scripts import ClientScript, Report, ReportOf, script_tests
 from server_process import ServerProcess
 
 onnx = pytest.importorskip("onnx", reason="the onnx package makes the model of these tests")
@@ -116,10 +116,4 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> ReportOf:
     return cache(run)
 
 
-@pytest.mark.parametrize("name", SCRIPT.check_names())
-def test_check(name: str, report: ReportOf) -> None:
-    report(SCRIPT).assert_held(name)
-
-
-def test_every_check_is_reported_in_order(report: ReportOf) -> None:
-    report(SCRIPT).assert_complete(SCRIPT)
+test_check, test_every_check_is_reported_in_order = script_tests(SCRIPT)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-from client_scripts import ClientScript, ReportOf, cases
+from client_scripts import ClientScript, ReportOf, script_tests
 
 import saved_models
 
@@ -29,11 +29,4 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> ReportOf:
     return cache(lambda script: script.run_with(str(folder)))
 
 
-@pytest.mark.parametrize(("script", "name"), cases(SCRIPTS))
-def test_check(script: ClientScript, name: str, report: ReportOf) -> None:
-    report(script).assert_held(name)
-
-
-@pytest.mark.parametrize("script", SCRIPTS, ids=str)
-def test_every_check_is_reported_in_order(script: ClientScript, report: ReportOf) -> None:
-    report(script).assert_complete(script)
+test_check, test_every_check_is_reported_in_order = script_tests(*SCRIPTS)

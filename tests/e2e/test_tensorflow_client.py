@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from client_scripts import CLIENTS, RUN_SECONDS, ClientScript, ReportOf, cases
+from client_scripts import CLIENTS, RUN_SECONDS, ClientScript, ReportOf, script_tests
 from server_process import ServerProcess
 
 from process import clean_environment, outcome, start_python, write_model
@@ -36,14 +36,7 @@ def report(tensorflow_server: ServerProcess, empty_server: ServerProcess, models
     return cache(lambda script: script.run(tensorflow_server, empty_server.grpc_address, str(models)))
 
 
-@pytest.mark.parametrize(("script", "name"), cases(SCRIPTS))
-def test_check(script: ClientScript, name: str, report: ReportOf) -> None:
-    report(script).assert_held(name)
-
-
-@pytest.mark.parametrize("script", SCRIPTS, ids=str)
-def test_every_check_is_reported_in_order(script: ClientScript, report: ReportOf) -> None:
-    report(script).assert_complete(script)
+test_check, test_every_check_is_reported_in_order = script_tests(*SCRIPTS)
 
 
 @pytest.mark.parametrize("first", ["client", "server"])

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from client_scripts import ClientScript, ReportOf, cases
+from client_scripts import ClientScript, ReportOf, script_tests
 from server_process import ServerProcess
 
 pytest.importorskip("onnxruntime")
@@ -31,14 +31,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReportOf]:
         yield cache(lambda script: script.run(server))
 
 
-@pytest.mark.parametrize(("script", "name"), cases(SCRIPTS))
-def test_check(script: ClientScript, name: str, report: ReportOf) -> None:
-    report(script).assert_held(name)
-
-
-@pytest.mark.parametrize("script", SCRIPTS, ids=str)
-def test_every_check_is_reported_in_order(script: ClientScript, report: ReportOf) -> None:
-    report(script).assert_complete(script)
+test_check, test_every_check_is_reported_in_order = script_tests(*SCRIPTS)
 
 
 @pytest.mark.newest  # The onnx package is of that environment.
