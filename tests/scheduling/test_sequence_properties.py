@@ -7,7 +7,6 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -244,30 +243,5 @@ def test_every_interleaving_gives_each_sequence_its_own(
         for step in steps:
             world.step(*step)
         world.end()
-
-    asyncio.run(run())
-
-
-@given(
-    values=st.lists(st.tuples(st.sampled_from(IDS), st.integers(1, 1000)), max_size=60),
-    turns=st.lists(st.integers(0, 7), min_size=1, max_size=20),
-)
-def test_every_sequence_has_its_own_sum(values: list[tuple[int, int]], turns: list[int]) -> None:
-    async def run() -> None:
-        driver = Driver(Summing(rows=2, instances=2))
-        answers: defaultdict[int, list[FutureWork]] = defaultdict(list)
-        sent: defaultdict[int, list[int]] = defaultdict(list)
-        for at, (sequence_id, value) in enumerate(values):
-            last = all(other != sequence_id for other, _ in values[at + 1 :])
-            answers[sequence_id].append(driver.send(value, sequence_id, start=not answers[sequence_id], end=last))
-            sent[sequence_id].append(value)
-            driver.run(turns[at % len(turns)] % len(driver.executors))
-        while sum(driver.run(instance) for instance in range(len(driver.executors))):
-            pass
-        for sequence_id, numbers in sent.items():
-            sums = [answer.future.result()["y"].item() for answer in answers[sequence_id]]
-            assert sums == np.cumsum(numbers).tolist()
-        assert driver.reading("sequences_ended", reason="end") == len(sent)
-        assert (driver.lease.held, driver.timers) == (0, 0)
 
     asyncio.run(run())

@@ -25,6 +25,20 @@ from triglot.repository.manager.warm_up import warm_up
 from triglot.scheduling.servable import Servable
 from waiting import until
 
+
+class Held(Summing):
+    """Waits in `infer` until the test opens the gate."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.gate, self.entered = threading.Event(), threading.Event()
+
+    def infer(self, inputs: Inputs, call: Call) -> dict[str, Any]:
+        self.entered.set()
+        assert self.gate.wait(30)
+        return super().infer(inputs, call)
+
+
 # --- one after the other ---
 
 
@@ -129,22 +143,15 @@ async def test_a_sequence_that_has_ended_is_not_known() -> None:
 
 
 async def test_full_queue_refuses_and_the_sequence_continues() -> None:
-    gate, entered = threading.Event(), threading.Event()
-
-    class Held(Summing):
-        def infer(self, inputs: Inputs, call: Call) -> dict[str, Any]:
-            entered.set()
-            assert gate.wait(30)
-            return super().infer(inputs, call)
-
-    served = servable(Held(LONG), max_queue_size=1)
+    model = Held(LONG)
+    served = servable(model, max_queue_size=1)
     calls = [asyncio.ensure_future(send(served, 1, 5, start=True))]
-    assert await asyncio.to_thread(entered.wait, 30)
+    assert await asyncio.to_thread(model.entered.wait, 30)
     calls.append(asyncio.ensure_future(send(served, 1, 5)))
     await until(lambda: served.queue_depth == 1)
     refused = await refusal(served, 5, end=True)
     assert (refused.code, refused.retry_after) == (Code.RESOURCE_EXHAUSTED, 1.0)
-    gate.set()
+    model.gate.set()
     assert await asyncio.gather(*calls) == [1, 2]
     assert await send(served, 1, 5, end=True) == 3
     await served.close()
@@ -313,24 +320,17 @@ async def test_a_live_sequence_holds_the_version() -> None:
 
 
 async def test_closing_ends_the_sequences_and_runs_what_waits() -> None:
-    gate, entered = threading.Event(), threading.Event()
-
-    class Held(Summing):
-        def infer(self, inputs: Inputs, call: Call) -> dict[str, Any]:
-            entered.set()
-            assert gate.wait(30)
-            return super().infer(inputs, call)
-
-    servable = Servable("closing", 1, Held(LONG, rows=1), max_queue_size=10)
+    model = Held(LONG, rows=1)
+    servable = Servable("closing", 1, model, max_queue_size=10)
     calls = [
         asyncio.ensure_future(send(servable, 1, number, start=at == 0)) for number in (1, 2, 3) for at in range(2)
     ]
-    assert await asyncio.to_thread(entered.wait, 30)
+    assert await asyncio.to_thread(model.entered.wait, 30)
     closing = asyncio.ensure_future(servable.close())
     await asyncio.sleep(0)
     with pytest.raises(Unavailable, match="the model was unloaded"):
         await send(servable, 1, 1)
-    gate.set()
+    model.gate.set()
     # Those in the backlog, too.
     assert await asyncio.gather(*calls) == [1, 2] * 3
     await closing
