@@ -59,10 +59,20 @@ class Counting(Double):
             yield {"y": element.reshape(1)}
 
 
+class Scalar(triglot.Model):
+    """Returns a tensor without dims."""
+
+    inputs = [triglot.TensorSpec("x", "INT32", [])]
+    outputs = [triglot.TensorSpec("y", "INT32", [])]
+
+    def infer(self, inputs: Any) -> Any:
+        return {"y": inputs["x"]}
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[triglot.inline.RunningServer]:
     models = {name.lower(): Identity(name) for name in DTYPES}
-    with testing.serve(models, Double, Counting) as server:
+    with testing.serve(models, Double, Counting, Scalar) as server:
         yield server
 
 
@@ -95,6 +105,13 @@ def test_tensors_come_back_as_they_are_sent(
     for array, expected in ((outputs["a"], a), (outputs["b"], a[:1])):
         assert array.dtype == expected.dtype
         np.testing.assert_array_equal(array, expected)
+
+
+@pytest.mark.parametrize("protocol", testing.CLIENTS)
+def test_scalar(server: triglot.inline.RunningServer, protocol: str) -> None:
+    with testing.CLIENTS[protocol](server) as client:
+        y = client.infer("scalar", {"x": np.array(300, np.int32)})["y"]
+    assert (y.dtype.name, y.shape, y.item()) == ("int32", (), 300)
 
 
 @pytest.mark.parametrize("protocol", testing.CLIENTS)

@@ -186,6 +186,12 @@ def _arrays(inputs: Inputs) -> Iterator[tuple[str, str, Array]]:
         yield name, datatype_of(array), array
 
 
+def _raw(array: Array) -> bytes:
+    """Return the raw bytes of a tensor; `bytes` would take one integer for a length."""
+    buffer = raw_buffer(array)
+    return buffer.tobytes() if isinstance(buffer, np.ndarray) else bytes(buffer)
+
+
 def _array(data: bytes, datatype: str, shape: Sequence[int]) -> Array:
     """Return the tensor with these raw bytes."""
     if datatype == "BYTES":
@@ -256,7 +262,7 @@ def _kserve_request(
     request = inference_pb2.ModelInferRequest(model_name=model, model_version=str(version) if version else "")
     for name, datatype, array in _arrays(inputs):
         request.inputs.add(name=name, datatype=datatype, shape=array.shape)
-        request.raw_input_contents.append(bytes(raw_buffer(array)))
+        request.raw_input_contents.append(_raw(array))
     for name, value in (parameters or {}).items():
         if type(value) not in _PARAMETER_FIELDS:
             raise TypeError(f"parameter {name!r}: expected bool, int, float or str, got {value!r}")
@@ -292,7 +298,7 @@ class KServeRest(RestClient):
         """As in the base class; `parameters` are those of the request."""
         tensors, parts = [], []
         for name, datatype, array in _arrays(inputs):
-            data = bytes(raw_buffer(array))
+            data = _raw(array)
             size = {"binary_data_size": len(data)}
             tensors.append({"name": name, "datatype": datatype, "shape": array.shape, "parameters": size})
             parts.append(data)
