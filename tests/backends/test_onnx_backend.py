@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc.aio
 import numpy as np
 import pytest
 
 import triglot
-from process import SECONDS
 from protocol_clients.channel import SERVICE
 from triglot import backends, testing
 from triglot.core.errors import InvalidArgument, ModelLoadError
-from triglot.core.tensor import object_array, pack_bytes, unpack_bytes
+from triglot.core.tensor import datatype_of, object_array, pack_bytes
 from triglot.pb.kserve import inference_pb2 as pb
+from triglot.testing import KServeGrpc
 
 onnx = pytest.importorskip("onnx", reason="the onnx package makes the models of these tests")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -66,58 +65,44 @@ def specs(model: triglot.Model) -> list[tuple[str, str, list[int]]]:
     return [(spec.name, spec.datatype, list(spec.shape or [])) for spec in (*model.inputs, *model.outputs)]
 
 
-class Client:
-    """A gRPC client of one model; every answer is an output `y`."""
-
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._channel = channel
-
-    async def metadata(self) -> pb.ModelMetadataResponse:
-        request = pb.ModelMetadataRequest(name="model").SerializeToString()
-        reply = await self._channel.unary_unary(SERVICE + "ModelMetadata")(request, timeout=SECONDS)
-        return pb.ModelMetadataResponse.FromString(reply)
-
-    async def infer(self, datatype: str, request_id: str = "", **inputs: Any) -> tuple[str, list[int], bytes]:
-        """Datatype, shape and bytes of the answer."""
-        message = pb.ModelInferRequest(
-            model_name="model",
-            id=request_id,
-            inputs=[
-                pb.ModelInferRequest.InferInputTensor(name=name, datatype=datatype, shape=array.shape)
-                for name, array in inputs.items()
-            ],
-            raw_input_contents=[raw(array) for array in inputs.values()],
-        )
-        reply = await self._channel.unary_unary(SERVICE + "ModelInfer")(
-            message.SerializeToString(), timeout=SECONDS
-        )
-        response = pb.ModelInferResponse.FromString(reply)
-        (output,) = response.outputs
-        assert output.name == "y"
-        return output.datatype, list(output.shape), response.raw_output_contents[0]
-
-
 def raw(array: Any) -> bytes:
     return pack_bytes(array.ravel().tolist()) if array.dtype == object else bytes(array.tobytes())
 
 
-@asynccontextmanager
-async def serve(folder: Path) -> AsyncIterator[Client]:
-    async with testing.serve(folder) as server, grpc.aio.insecure_channel(server.grpc_address) as channel:
-        yield Client(channel)
+@contextmanager
+def serve(folder: Path) -> Iterator[KServeGrpc]:
+    with testing.serve(folder) as server, KServeGrpc(server) as client:
+        yield client
+
+
+def metadata_of(client: KServeGrpc) -> pb.ModelMetadataResponse:
+    request = pb.ModelMetadataRequest(name="model")
+    metadata: pb.ModelMetadataResponse = client.call(SERVICE + "ModelMetadata", request, pb.ModelMetadataResponse)
+    return metadata
+
+
+def infer(
+    client: KServeGrpc, *, parameters: Mapping[str, Any] | None = None, **inputs: Any
+) -> tuple[str, list[int], bytes]:
+    """Datatype, shape and bytes of the output `y`, which is the only one."""
+    ((name, array),) = client.infer("model", inputs, parameters=parameters or {}).items()
+    assert name == "y"
+    return datatype_of(array), list(array.shape), raw(array)
 
 
 # --- datatypes and shapes ---
 
 
 @pytest.mark.parametrize("datatype", SAMPLES)
-async def test_every_datatype(tmp_path: Path, datatype: str) -> None:
+def test_every_datatype(tmp_path: Path, datatype: str) -> None:
     kind, array = SAMPLES[datatype]
     save_identity(tmp_path / "model" / "model.onnx", kind, ["N"])
-    async with serve(tmp_path) as client:
+    with serve(tmp_path) as client:
         for elements in (array, array[:1], array[:0]):
-            assert await client.infer(datatype, x=elements) == (datatype, [len(elements)], raw(elements))
-        metadata = await client.metadata()
+            assert infer(client, x=elements) == (datatype, [len(elements)], raw(elements))
+        metadata = client.call(
+            SERVICE + "ModelMetadata", pb.ModelMetadataRequest(name="model"), pb.ModelMetadataResponse
+        )
         assert metadata.platform == "onnxruntime_onnx"
         assert [(t.name, t.datatype, list(t.shape)) for t in metadata.inputs] == [("x", datatype, [-1])]
         assert [(t.name, t.datatype, list(t.shape)) for t in metadata.outputs] == [("y", datatype, [-1])]
@@ -132,22 +117,22 @@ def test_dims(tmp_path: Path, dims: Dims, shape: list[int]) -> None:
     assert specs(model) == [("x", "FP32", shape), ("y", "FP32", shape)]
 
 
-async def test_a_scalar(tmp_path: Path) -> None:
+def test_a_scalar(tmp_path: Path) -> None:
     total = node("ReduceSum", "x", keepdims=0)
     save(tmp_path / "model" / "model.onnx", total, [tensor("x", "FLOAT", ["N"])], tensor("y", "FLOAT", []))
-    async with serve(tmp_path) as client:
-        assert await client.infer("FP32", x=np.ones(4, "f4")) == ("FP32", [], np.float32(4).tobytes())
+    with serve(tmp_path) as client:
+        assert infer(client, x=np.ones(4, "f4")) == ("FP32", [], np.float32(4).tobytes())
 
 
-async def test_an_output_whose_rank_the_model_does_not_say(tmp_path: Path) -> None:
+def test_an_output_whose_rank_the_model_does_not_say(tmp_path: Path) -> None:
     inputs = [tensor("x", "INT64", ["N"]), tensor("to", "INT64", ["K"])]
     save(tmp_path / "model" / "model.onnx", node("Reshape", "x to"), inputs, tensor("y", "INT64", None))
     x = np.arange(4, dtype="i8")
-    async with serve(tmp_path) as client:
-        assert await client.infer("INT64", x=x, to=np.array([2, 2])) == ("INT64", [2, 2], x.tobytes())
+    with serve(tmp_path) as client:
+        assert infer(client, x=x, to=np.array([2, 2])) == ("INT64", [2, 2], x.tobytes())
 
 
-async def test_two_inputs(tmp_path: Path) -> None:
+def test_two_inputs(tmp_path: Path) -> None:
     inputs = [tensor("a", "FLOAT", ["N", 2]), tensor("b", "FLOAT", [2])]
     file = tmp_path / "model" / "model.onnx"
     save(file, node("Sub", "a b"), inputs, tensor("y", "FLOAT", ["N", 2]))
@@ -157,14 +142,14 @@ async def test_two_inputs(tmp_path: Path) -> None:
         ("y", "FP32", [-1, 2]),
     ]
     a, b = np.arange(6, dtype="f4").reshape(3, 2), np.array([1, 10], "f4")
-    async with serve(tmp_path) as client:
+    with serve(tmp_path) as client:
         # By name, in whatever order they are sent.
         expected = ("FP32", [3, 2], (a - b).tobytes())
-        assert await client.infer("FP32", a=a, b=b) == expected
-        assert await client.infer("FP32", b=b, a=a) == expected
+        assert infer(client, a=a, b=b) == expected
+        assert infer(client, b=b, a=a) == expected
 
 
-async def test_the_answer_is_onnxruntimes_own(tmp_path: Path) -> None:
+def test_the_answer_is_onnxruntimes_own(tmp_path: Path) -> None:
     random = np.random.default_rng(1)
     weights = random.standard_normal((64, 10)).astype("f4")
     constant = onnx.numpy_helper.from_array(weights, "weights")
@@ -172,11 +157,11 @@ async def test_the_answer_is_onnxruntimes_own(tmp_path: Path) -> None:
     inputs, output = [tensor("x", "FLOAT", ["N", 64])], tensor("y", "FLOAT", ["N", 10])
     save(file, node("MatMul", "x weights"), inputs, output, [constant])
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
-    async with serve(tmp_path) as client:
+    with serve(tmp_path) as client:
         for batch in (1, 3, 128, 0):
             x = random.standard_normal((batch, 64)).astype("f4")
             (expected,) = session.run(None, {"x": x})
-            assert await client.infer("FP32", x=x) == ("FP32", [batch, 10], expected.tobytes())
+            assert infer(client, x=x) == ("FP32", [batch, 10], expected.tobytes())
 
 
 # --- the request's own bytes ---
@@ -193,12 +178,12 @@ def test_an_unaligned_array(tmp_path: Path, datatype: str) -> None:
         assert data == bytes(offset) + array.tobytes()
 
 
-async def test_a_request_of_any_alignment(tmp_path: Path) -> None:
+def test_a_request_of_any_alignment(tmp_path: Path) -> None:
     save_identity(tmp_path / "model" / "model.onnx", "DOUBLE", ["N"])
     array = np.arange(10_000, dtype="f8")
-    async with serve(tmp_path) as client:
+    with serve(tmp_path) as client:
         for length in range(9):
-            assert await client.infer("FP64", "i" * length, x=array) == ("FP64", [10_000], array.tobytes())
+            assert infer(client, parameters={"p": "i" * length}, x=array) == ("FP64", [10_000], array.tobytes())
 
 
 def test_strings_of_any_shape(tmp_path: Path) -> None:
@@ -209,15 +194,12 @@ def test_strings_of_any_shape(tmp_path: Path) -> None:
     assert [element.encode() for element in answer.ravel()] == elements
 
 
-async def test_a_string_that_is_not_utf8(tmp_path: Path) -> None:
+def test_a_string_that_is_not_utf8(tmp_path: Path) -> None:
     save_identity(tmp_path / "model" / "model.onnx", "STRING", ["N"])
-    async with serve(tmp_path) as client:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await client.infer("BYTES", x=object_array([b"good", b"\xff"], (2,)))
-        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert str(caught.value.details()).startswith("input 'x': ONNX strings are UTF-8, an element is not: ")
-        _, _, data = await client.infer("BYTES", x=object_array([b"good"], (1,)))
-        assert unpack_bytes(data, 1) == [b"good"]
+    with serve(tmp_path) as client:
+        with pytest.raises(InvalidArgument, match=r"^input 'x': ONNX strings are UTF-8, an element is not: "):
+            infer(client, x=object_array([b"good", b"\xff"], (2,)))
+        assert infer(client, x=object_array([b"good"], (1,))) == ("BYTES", [1], pack_bytes([b"good"]))
 
 
 def test_a_string_that_is_not_utf8_without_a_server(tmp_path: Path) -> None:
@@ -237,10 +219,9 @@ def load_error(file: Path) -> str:
 
 
 @pytest.mark.parametrize("content", [b"", b"not a model", b"half"])
-async def test_a_broken_file(tmp_path: Path, content: bytes) -> None:
+def test_a_broken_file(tmp_path: Path, content: bytes) -> None:
     file = save_identity(tmp_path / "model" / "model.onnx", "FLOAT", ["N"])
     file.write_bytes(file.read_bytes()[:40] if content == b"half" else content)
     load_error(file)
-    with pytest.raises(ModelLoadError):
-        async with serve(tmp_path):
-            pass
+    with pytest.raises(ModelLoadError), serve(tmp_path):
+        pass

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
-import grpc
-import grpc.aio
 import numpy as np
 import pytest
 
-from process import SECONDS
 from protocol_clients.channel import SERVICE
 from triglot import testing
+from triglot.core.errors import InvalidArgument
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.pb.kserve import model_config_pb2 as config_pb
+from triglot.testing import KServeGrpc
 
 pytest.importorskip("onnxruntime")
 
@@ -30,57 +29,38 @@ output { name: "OUTPUT1" data_type: TYPE_FP32 dims: [-1, 16] }
 """
 
 
-class Client:
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._channel = channel
+class Client(KServeGrpc):
+    def config(self) -> config_pb.ModelConfig:
+        request = pb.ModelConfigRequest(name="model")
+        config: config_pb.ModelConfig = self.call(SERVICE + "ModelConfig", request, pb.ModelConfigResponse).config
+        return config
 
-    async def _call(self, method: str, request: bytes) -> bytes:
-        reply: bytes = await self._channel.unary_unary(SERVICE + method)(request, timeout=SECONDS)
-        return reply
+    def sum(self, rows: int) -> None:
+        """Call with so many rows. Raise the call's error."""
+        array = np.arange(16 * rows, dtype=np.float32).reshape(rows, 16)
+        outputs = self.infer("model", {"INPUT0": array, "INPUT1": array})
+        assert np.array_equal(outputs["OUTPUT0"], array + array)
 
-    async def config(self) -> config_pb.ModelConfig:
-        reply = await self._call("ModelConfig", pb.ModelConfigRequest(name="model").SerializeToString())
-        return pb.ModelConfigResponse.FromString(reply).config
-
-    async def sum(self, rows: int) -> np.ndarray:
-        """OUTPUT0 of so many rows; raises the call's error."""
-        array = np.arange(16 * rows, dtype=np.float32)
-        tensors = [
-            pb.ModelInferRequest.InferInputTensor(name=name, datatype="FP32", shape=[rows, 16])
-            for name in ("INPUT0", "INPUT1")
-        ]
-        request = pb.ModelInferRequest(
-            model_name="model",
-            inputs=tensors,
-            outputs=[pb.ModelInferRequest.InferRequestedOutputTensor(name="OUTPUT0")],
-            raw_input_contents=[array.tobytes()] * 2,
-        )
-        reply = pb.ModelInferResponse.FromString(await self._call("ModelInfer", request.SerializeToString()))
-        assert np.array_equal(np.frombuffer(reply.raw_output_contents[0], np.float32), array + array)
-        return array
-
-    async def executions(self) -> int:
-        reply = await self._call("ModelStatistics", b"")
-        return pb.ModelStatisticsResponse.FromString(reply).model_stats[0].execution_count
+    def executions(self) -> int:
+        reply = self.call(SERVICE + "ModelStatistics", pb.ModelStatisticsRequest(), pb.ModelStatisticsResponse)
+        count: int = reply.model_stats[0].execution_count
+        return count
 
 
-@asynccontextmanager
-async def served(folder: Path, size: int, config: str = "") -> AsyncIterator[Client]:
+@contextmanager
+def served(folder: Path, size: int, config: str = "") -> Iterator[Client]:
     (folder / "model" / "1").mkdir(parents=True)
     shutil.copy(FILE, folder / "model" / "1")
     if config:
         (folder / "model" / "config.pbtxt").write_text(config)
-    async with (
-        testing.serve(folder, default_max_batch_size=size) as server,
-        grpc.aio.insecure_channel(server.grpc_address) as channel,
-    ):
-        yield Client(channel)
+    with testing.serve(folder, default_max_batch_size=size) as server, Client(server) as client:
+        yield client
 
 
 @pytest.mark.parametrize("config", ["", 'parameters { key: "intra_op_thread_count" value { string_value: "1" } }'])
-async def test_with_the_option(tmp_path: Path, config: str) -> None:
-    async with served(tmp_path, 4, config) as client:
-        found = await client.config()
+def test_with_the_option(tmp_path: Path, config: str) -> None:
+    with served(tmp_path, 4, config) as client:
+        found = client.config()
         assert found.max_batch_size == 4
         assert list(found.dynamic_batching.preferred_batch_size) == [4]
         assert (
@@ -88,26 +68,25 @@ async def test_with_the_option(tmp_path: Path, config: str) -> None:
             == [list(tensor.dims) for tensor in found.output]
             == [[16]] * 2
         )
-        await client.sum(4)
-        with pytest.raises(grpc.aio.AioRpcError) as raised:
-            await client.sum(5)
-        assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert "batch-size must be <= 4" in str(raised.value.details())
-        before = await client.executions()
-        await asyncio.gather(*(client.sum(1) for _ in range(64)))
-        assert before + 16 <= await client.executions() <= before + 64
+        client.sum(4)
+        with pytest.raises(InvalidArgument, match="batch-size must be <= 4"):
+            client.sum(5)
+        before = client.executions()
+        with ThreadPoolExecutor(64) as pool:
+            list(pool.map(client.sum, [1] * 64))
+        assert before + 16 <= client.executions() <= before + 64
 
 
-async def test_a_size_that_is_configured_stays(tmp_path: Path) -> None:
-    async with served(tmp_path, 4, "max_batch_size: 8") as client:
-        found = await client.config()
+def test_a_size_that_is_configured_stays(tmp_path: Path) -> None:
+    with served(tmp_path, 4, "max_batch_size: 8") as client:
+        found = client.config()
         assert (found.max_batch_size, found.WhichOneof("scheduling_choice")) == (8, None)
-        await client.sum(8)
+        client.sum(8)
 
 
-async def test_one_row_at_a_time_is_not_batched(tmp_path: Path) -> None:
-    async with served(tmp_path, 1) as client:
-        found = await client.config()
+def test_one_row_at_a_time_is_not_batched(tmp_path: Path) -> None:
+    with served(tmp_path, 1) as client:
+        found = client.config()
         assert (found.max_batch_size, found.WhichOneof("scheduling_choice")) == (1, None)
 
 
@@ -116,21 +95,21 @@ async def test_one_row_at_a_time_is_not_batched(tmp_path: Path) -> None:
     [(0, ""), (4, TENSORS), (4, TENSORS.partition("output")[0])],
     ids=["without the option", "a configuration that says all", "one that says the inputs"],
 )
-async def test_batches_of_any_size(tmp_path: Path, size: int, config: str) -> None:
-    async with served(tmp_path, size, config) as client:
-        found = await client.config()
+def test_batches_of_any_size(tmp_path: Path, size: int, config: str) -> None:
+    with served(tmp_path, size, config) as client:
+        found = client.config()
         assert (found.max_batch_size, found.WhichOneof("scheduling_choice")) == (0, None)
         assert [list(tensor.dims) for tensor in found.input] == [[-1, 16]] * 2
-        await client.sum(5)
+        client.sum(5)
 
 
 @pytest.mark.parametrize(
     "scheduling",
     ["dynamic_batching { preferred_batch_size: 3 max_queue_delay_microseconds: 7 }", "sequence_batching {}"],
 )
-async def test_a_scheduling_stays(tmp_path: Path, scheduling: str) -> None:
-    async with served(tmp_path, 4, scheduling) as client:
-        found = await client.config()
+def test_a_scheduling_stays(tmp_path: Path, scheduling: str) -> None:
+    with served(tmp_path, 4, scheduling) as client:
+        found = client.config()
         assert found.max_batch_size == 4
         assert found.WhichOneof("scheduling_choice") == scheduling.split(maxsplit=1)[0]
         assert found.dynamic_batching.max_queue_delay_microseconds in (0, 7)

@@ -16,7 +16,7 @@ pytest.importorskip("onnxruntime")
 from numpy.testing import assert_array_equal
 from onnx import TensorProto, helper
 from onnx_graphs import FLOAT, INT64, ML, classifier, node, rest_of, save_graph, sent, value
-from test_onnx_backend import serve
+from test_onnx_backend import infer, serve
 
 from triglot import backends
 from triglot.core.errors import Internal, ModelLoadError
@@ -71,15 +71,15 @@ async def test_scalar_of_a_triton_configuration(tmp_path: Path, dims: str) -> No
 
 
 @pytest.mark.parametrize("shape", [(3,), (0,), (2, 3), ()], ids=str)
-async def test_bf16(tmp_path: Path, shape: tuple[int, ...]) -> None:
+def test_bf16(tmp_path: Path, shape: tuple[int, ...]) -> None:
     dims = [f"d{at}" for at in range(len(shape))]
     file = tmp_path / "model" / "model.onnx"
     tensors = value("x", TensorProto.BFLOAT16, dims), value("y", TensorProto.BFLOAT16, dims)
     save_graph(file, [node("Identity", ["x"], ["y"])], [tensors[0]], [tensors[1]])
     array = np.arange(int(np.prod(shape)), dtype=BF16).reshape(shape) - BF16.type(1.5)
-    async with serve(tmp_path) as client:
-        for request_id in ("", "odd"):  # Any alignment of the bytes.
-            answer = await client.infer("BF16", request_id, x=array)
+    with serve(tmp_path) as client:
+        for text in ("", "odd"):  # Any alignment of the bytes.
+            answer = infer(client, parameters={"p": text}, x=array)
             assert answer == ("BF16", list(shape), array.tobytes())
 
 

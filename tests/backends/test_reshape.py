@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import grpc
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
-from test_onnx_backend import node, save, save_identity, serve, tensor
+from test_onnx_backend import infer, metadata_of, node, save, save_identity, serve, tensor
 
-from triglot.core.errors import ModelLoadError
+from triglot.core.errors import InvalidArgument, ModelLoadError
 from triglot.model.reshaping import Reshape
 from triglot.repository.config.model_config import read_config
 
@@ -32,7 +31,7 @@ def configured(folder: Path, text: str) -> Path:
     return folder / "1" / "model.onnx"
 
 
-async def test_an_image_classifier(tmp_path: Path) -> None:
+def test_an_image_classifier(tmp_path: Path) -> None:
     file = configured(
         tmp_path / "model",
         """
@@ -46,35 +45,36 @@ async def test_an_image_classifier(tmp_path: Path) -> None:
     image = tensor("x", "FLOAT", [1, 3, 2, 2])
     save(file, node("GlobalAveragePool", "x"), [image], tensor("y", "FLOAT", [1, 3, 1, 1]))
     pixels = np.arange(12, dtype="f4").reshape(3, 2, 2)
-    async with serve(tmp_path) as client:
-        metadata = await client.metadata()
+    with serve(tmp_path) as client:
+        metadata = metadata_of(client)
         assert [list(t.shape) for t in (*metadata.inputs, *metadata.outputs)] == [[3, 2, 2], [3]]
         means = pixels.mean((1, 2)).astype("f4").tobytes()
-        assert await client.infer("FP32", x=pixels) == ("FP32", [3], means)
-        with pytest.raises(grpc.aio.AioRpcError, match=r"Expected \[3,2,2\], got \[1,3,2,2\]"):
-            await client.infer("FP32", x=pixels[None])
+        assert infer(client, x=pixels) == ("FP32", [3], means)
+        with pytest.raises(InvalidArgument, match=r"Expected \[3,2,2\], got \[1,3,2,2\]"):
+            infer(client, x=pixels[None])
 
 
 @pytest.mark.parametrize("execution", ["thread", "process"])
-async def test_rows_of_one_number(tmp_path: Path, execution: str) -> None:
+def test_rows_of_one_number(tmp_path: Path, execution: str) -> None:
     own = f'parameters {{ key: "execution" value: {{ string_value: "{execution}" }} }}'
     save_identity(configured(tmp_path / "model", ROWS + own), "FLOAT", ["batch"])
-    async with serve(tmp_path) as client:
+    with serve(tmp_path) as client:
         arrays = [np.full((rows, 1), rows, "f4") for rows in (1, 2, 3)]
-        answers = await asyncio.gather(*(client.infer("FP32", x=array) for array in arrays))
+        with ThreadPoolExecutor() as pool:
+            answers = list(pool.map(lambda array: infer(client, x=array), arrays))
     assert answers == [("FP32", [len(array), 1], array.tobytes()) for array in arrays]
 
 
-async def test_dims_of_any_size(tmp_path: Path) -> None:
+def test_dims_of_any_size(tmp_path: Path) -> None:
     text = 'input [ { name: "x" data_type: TYPE_FP32 dims: [ 2, -1, 3 ] reshape { shape: [ 1, 2, -1, 3 ] } } ]'
     text += (
         'output [ { name: "y" data_type: TYPE_FP32 dims: [ 2, -1, 1, 3 ] reshape { shape: [ 1, 2, -1, 3 ] } } ]'
     )
     save_identity(configured(tmp_path / "model", text), "FLOAT", [1, 2, "n", 3])
-    async with serve(tmp_path) as client:
+    with serve(tmp_path) as client:
         for size in (4, 1, 0):
             array = np.arange(6 * size, dtype="f4").reshape(2, size, 3)
-            assert await client.infer("FP32", x=array) == ("FP32", [2, size, 1, 3], array.tobytes())
+            assert infer(client, x=array) == ("FP32", [2, size, 1, 3], array.tobytes())
 
 
 @pytest.mark.parametrize(
@@ -86,12 +86,11 @@ async def test_dims_of_any_size(tmp_path: Path) -> None:
         ("[ 2, 2 ]", r"input\[0\]\.reshape\.shape: the configuration says \[2,2\], the model has \[1,4\]"),
     ],
 )
-async def test_what_does_not_fit(tmp_path: Path, shape: str, problem: str) -> None:
+def test_what_does_not_fit(tmp_path: Path, shape: str, problem: str) -> None:
     text = f'input [ {{ name: "x" data_type: TYPE_FP32 dims: [ 4 ] reshape {{ shape: {shape} }} }} ]'
     save_identity(configured(tmp_path / "model", text), "FLOAT", [1, 4])
-    with pytest.raises(ModelLoadError) as caught:
-        async with serve(tmp_path):
-            pass
+    with pytest.raises(ModelLoadError) as caught, serve(tmp_path):
+        pass
     with pytest.raises(ModelLoadError, match=problem):
         raise caught.value.__cause__ or caught.value
 
@@ -102,15 +101,15 @@ def test_dims_are_required(tmp_path: Path) -> None:
         read_config(tmp_path, [])
 
 
-async def test_a_backend_that_does_not_reshape(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_backend_that_does_not_reshape(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     configured(tmp_path / "model", ROWS.replace("reshape: { shape: [ ] } } ]\nout", "} ]\nout"))
     (tmp_path / "model" / "1").mkdir()
     (tmp_path / "model" / "1" / "model.py").write_text(
         "import triglot\n"
         "class M(triglot.Model):\n    def infer(self, inputs):\n        return {'y': inputs['x']}\n"
     )
-    async with serve(tmp_path) as client:
-        assert await client.infer("FP32", x=np.ones((2, 1), "f4")) == ("FP32", [2, 1], np.ones(2, "f4").tobytes())
+    with serve(tmp_path) as client:
+        assert infer(client, x=np.ones((2, 1), "f4")) == ("FP32", [2, 1], np.ones(2, "f4").tobytes())
     (warning,) = [record.message for record in caplog.records if "reshape" in record.message]
     assert warning.endswith("config.pbtxt: output[0].reshape: not supported by this backend, ignored")
 
@@ -165,16 +164,17 @@ SENT = "[request.get_response_sender().send(one, 1) for request, one in zip(requ
 
 @pytest.mark.parametrize("execution", ["thread", "process"])
 @pytest.mark.parametrize("end", [RETURNED, SENT])
-async def test_a_triton_python_model(tmp_path: Path, execution: str, end: str) -> None:
+def test_a_triton_python_model(tmp_path: Path, execution: str, end: str) -> None:
     own = f'backend: "python" parameters {{ key: "execution" value: {{ string_value: "{execution}" }} }}'
     file = configured(tmp_path / "model", ROWS + own).with_name("model.py")
     file.parent.mkdir()
     file.write_text(TRITON.format(end=end))
-    async with serve(tmp_path) as client:
-        metadata = await client.metadata()
+    with serve(tmp_path) as client:
+        metadata = metadata_of(client)
         assert [list(t.shape) for t in (*metadata.inputs, *metadata.outputs)] == [[-1, 1], [-1, 1]]
         arrays = [np.full((rows, 1), rows, "f4") for rows in (1, 2, 3)]
-        answers = await asyncio.gather(*(client.infer("FP32", x=array) for array in arrays))
+        with ThreadPoolExecutor() as pool:
+            answers = list(pool.map(lambda array: infer(client, x=array), arrays))
     assert answers == [("FP32", [len(array), 1], (array + 1).tobytes()) for array in arrays]
 
 
@@ -204,21 +204,20 @@ ensemble_scheduling {{ step {{
         (0, "3, 2", "6", (3, 2)),
     ],
 )
-async def test_an_ensemble(tmp_path: Path, batch: int, dims: str, shape: str, sent: tuple[int, ...]) -> None:
+def test_an_ensemble(tmp_path: Path, batch: int, dims: str, shape: str, sent: tuple[int, ...]) -> None:
     """Its tensors have `shape`, which are `dims` of the step, whose model has a third shape."""
     save_identity(configured(tmp_path / "step", STEP), "FLOAT", ["rows", 6, 1])
     configured(tmp_path / "model", ENSEMBLE.format(batch=batch, dims=dims, shape=shape))
     array = np.arange(math.prod(sent), dtype="f4").reshape(sent)
-    async with serve(tmp_path) as client:
-        assert await client.infer("FP32", x=array) == ("FP32", list(sent), array.tobytes())
+    with serve(tmp_path) as client:
+        assert infer(client, x=array) == ("FP32", list(sent), array.tobytes())
 
 
-async def test_an_ensemble_whose_step_has_another_shape(tmp_path: Path) -> None:
+def test_an_ensemble_whose_step_has_another_shape(tmp_path: Path) -> None:
     save_identity(tmp_path / "step" / "1" / "model.onnx", "FLOAT", [2, 3])
     configured(tmp_path / "model", ENSEMBLE.format(batch=0, dims="2, 3", shape="3, 2"))
-    with pytest.raises(ModelLoadError) as caught:
-        async with serve(tmp_path):
-            pass
+    with pytest.raises(ModelLoadError) as caught, serve(tmp_path):
+        pass
     problem = r"input_map\[x\]: 'step' has shape \[2,3\], input 'x' of the ensemble has \[3,2\]"
     with pytest.raises(ModelLoadError, match=problem):
         raise caught.value.__cause__ or caught.value
