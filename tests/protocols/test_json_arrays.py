@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from triglot.core.errors import InvalidArgument
 from triglot.core.tensor import Array
 from triglot.protocols.json.arrays import MAX_AT_ONCE, MAX_RANK, PIECE, LargeArray, parse_large
 from triglot.protocols.json.dialect import DEFAULT_LIMITS
-from triglot.protocols.json.text import read_body
+from triglot.protocols.json.text import float32_array, read_body
 
 pytestmark = pytest.mark.usefixtures("json_library")
 
@@ -144,3 +147,29 @@ def plain(body: dict[str, Any]) -> dict[str, Any]:
             value.numbers("d")
             raise TypeError("plain values, please")
     return body
+
+
+# --- numbers as FP32, without numpy's warnings ---
+
+
+BEYOND_FP64 = 10**400
+
+
+@given(st.lists(st.floats() | st.integers(-(2**70), 2**70)))
+@example([])
+@example([3.4028235677973366e38, 3.4028235677973362e38, 1e39, -1e39])
+@example([2**24 + 1, 2**53 + 1, 1e-46, 1e-45, -0.0])
+def test_the_numbers_are_the_nearest_ones(values: list[float]) -> None:
+    with np.errstate(over="ignore"):
+        expected = np.array(values, np.float64).astype(np.float32)
+    array = float32_array(values)
+    assert array.dtype == np.float32
+    np.testing.assert_array_equal(array, expected)
+    assert [math.copysign(1, value) for value in array if value == 0] == [
+        math.copysign(1, value) for value in expected if value == 0
+    ]
+
+
+def test_an_integer_that_is_no_float() -> None:
+    with pytest.raises(OverflowError):
+        float32_array([1.0, BEYOND_FP64])

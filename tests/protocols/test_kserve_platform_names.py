@@ -1,4 +1,4 @@
-"""What metadata calls the platforms of models: as Triton does, or as the Open Inference Protocol's list does."""
+"""What metadata calls the server, by an option, and models' platforms: as Triton does, or as OIP's list does."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import pytest
 from kserve_served import serve_models
 
 from triglot import Model, TensorSpec
+from triglot.core.errors import Code
 from triglot.model.config import ModelConfig
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.run import DEMO
+from triglot.version import __version__
 
 TRITON = {"onnx": "onnxruntime_onnx", "torch": "pytorch_libtorch", "tensorflow": "tensorflow_savedmodel"}
 OIP = {"onnx": "onnx_onnxv1", "torch": "pytorch_torchscript", "tensorflow": "tensorflow_savedmodel"}
@@ -65,3 +67,20 @@ async def test_the_onnx_demo() -> None:
 
 def _asked(name: str) -> bytes:
     return pb.ModelMetadataRequest(name=name).SerializeToString()
+
+
+@pytest.mark.parametrize("name", ["triglot", "triton", "größe €"])
+async def test_both_interfaces_return_the_name(name: str) -> None:
+    options: dict[str, Any] = {} if name == "triglot" else {"server_name": name}
+    async with serve_models(**options) as served:
+        code, _, reply = await served.grpc.call("ServerMetadata", b"")
+        assert code is Code.OK
+        metadata = pb.ServerMetadataResponse.FromString(reply)
+        assert (metadata.name, metadata.version) == (name, __version__)
+        for path in ("/v2", "/v2/"):
+            _, _, body = await served.rest.call("GET", path)
+            assert json.loads(body) == {
+                "name": name,
+                "version": __version__,
+                "extensions": list(metadata.extensions),
+            }

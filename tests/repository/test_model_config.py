@@ -23,7 +23,13 @@ from triglot.model.config import (
 from triglot.model.scheduling import DynamicBatching
 from triglot.parts import BACKENDS
 from triglot.pb.kserve import model_config_pb2 as pb
-from triglot.repository.config.model_config import BACKEND_OF_NAME, CONFIG_FILE, config_of, read_config
+from triglot.repository.config.model_config import (
+    BACKEND_OF_NAME,
+    CONFIG_FILE,
+    config_of,
+    parse_override,
+    read_config,
+)
 
 IMAGES = """
 # An image classifier, as it comes from the exporter.
@@ -367,3 +373,32 @@ def test_field_of_lists_is_supported_for_models_of_lists(tmp_path: Path) -> None
     warnings: list[str] = []
     config_of(message, tmp_path, "config", warnings)
     assert not warnings
+
+
+# --- what load requests bring ---
+
+
+def test_the_configuration_of_a_load_request(tmp_path: Path) -> None:
+    text = """{
+        "backend": "onnxruntime", "maxBatchSize": 4, "version_policy": {"latest": {"num_versions": 2}},
+        "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [3, "-1"]}],
+        "instance_group": [{"kind": "KIND_CPU", "count": "2"}],
+        "parameters": {"a": {"string_value": "b"}}
+    }"""
+    warnings: list[str] = []
+    config = config_of(parse_override(text, "m"), tmp_path, "the request", warnings)
+    assert meaning(config) == ModelConfig(
+        backend="onnx",
+        version_policy=VersionPolicy(latest=2),
+        max_batch_size=4,
+        inputs=(TensorConfig("x", "FP32", (3, -1)),),
+        instance_groups=(InstanceGroup("CPU", 2),),
+        parameters={"a": "b"},
+    )
+    assert config.source == "the request"
+    assert warnings == []
+
+
+@pytest.mark.parametrize("text", ["{}", ' \r\n\t{ "name" : "m" } '])
+def test_a_load_request_may_say_little(tmp_path: Path, text: str) -> None:
+    assert meaning(config_of(parse_override(text, "m"), tmp_path, "", [])) == ModelConfig(version_policy=LATEST)

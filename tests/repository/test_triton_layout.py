@@ -9,18 +9,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scanning_server import ScanningServer, put
 
 from triglot.model.config import ALL, LATEST, VersionPolicy
 from triglot.pb.kserve import model_config_pb2 as pb
 from triglot.repository.config.settings import ModelSettings
 from triglot.repository.scan.scanner import Scanner
 from triglot.repository.scan.source import Found, ModelFiles, NothingFound, Override, find_models
-
-
-def put(file: Path, text: str = "") -> Path:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text)
-    return file
 
 
 def configure(folder: Path, text: str = "") -> None:
@@ -329,3 +324,52 @@ def test_a_configuration_in_a_base_path_is_ignored(tmp_path: Path) -> None:
         assert [(model.version, model.folder) for model in scan.models["m"]] == expected
         assert all(model.config.source == "" for model in scan.models["m"])
         assert (scan.problems, warnings_of(scan)) == ({}, [])
+
+
+# --- a path that is one version, or its file (spec 5.7) ---
+
+
+@pytest.mark.parametrize(
+    ("config", "path"),
+    [
+        ("", "1/model.onnx"),
+        ("", "1/model.savedmodel/saved_model.pb"),
+        ('default_model_filename: "resnet.onnx"', "1/resnet.onnx"),
+        ('default_model_filename: "deep/er/model.onnx"', "1/deep/er/model.onnx"),
+    ],
+)
+def test_the_path_of_a_version_is_one_of_its_model(tmp_path: Path, config: str, path: str) -> None:
+    """Whatever the policy; its configuration counts."""
+    file = put(tmp_path / "m" / path)
+    put(tmp_path / "m" / "2" / "model.onnx")
+    put(
+        tmp_path / "m" / "config.pbtxt",
+        f"{config} max_batch_size: 4 version_policy {{ specific {{ versions: 2 }} }}",
+    )
+    for root in (file, tmp_path / "m" / "1"):
+        scan = find_models([root])
+        assert not scan.problems
+        assert [(model.version, model.file) for model in scan.models["m"]] == [(1, file)]
+        assert scan.models["m"][0].config.max_batch_size == 4
+        assert scan.folders == {"m": tmp_path / "m"}
+        assert ScanningServer(root).versions() == {"m": [1]}
+    put(tmp_path / "m" / "config.pbtxt", "max_batch_size: -1")
+    assert "max_batch_size: expected" in str(find_models([file]).problems[str(file)])
+
+
+def test_a_model_and_one_of_its_versions(tmp_path: Path) -> None:
+    for version in ("1", "2"):
+        put(tmp_path / "m" / version / "model.onnx")
+    put(tmp_path / "m" / "config.pbtxt")
+    assert ScanningServer(tmp_path, tmp_path / "m" / "1").versions() == {"m": [2]}
+    (problem,) = find_models([tmp_path, tmp_path / "m" / "1"]).problems.values()
+    assert "'m' appears in two or more repositories" in str(problem)
+
+
+@pytest.mark.parametrize("path", ["1/other.onnx", "01/model.onnx", "latest/model.onnx"])
+def test_path_of_another_file_next_to_a_configuration(tmp_path: Path, path: str) -> None:
+    file = put(tmp_path / "m" / path)
+    put(tmp_path / "m" / "1" / "model.onnx")
+    put(tmp_path / "m" / "config.pbtxt", "max_batch_size: 4")
+    ((files,),) = find_models([file]).models.values()
+    assert (files.file, files.config.max_batch_size) == (file, 0)
