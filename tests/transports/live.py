@@ -44,6 +44,11 @@ class Live:
         self.root = f"http://127.0.0.1:{server.rest_port}"
         self.url = f"{self.root}/v2"
 
+    def client(self, name: str) -> testing.Client:
+        """A client of `testing.CLIENTS`, which blocks."""
+        address: Any = self.grpc_address if name.endswith("grpc") else self.root
+        return testing.CLIENTS[name](address)
+
     @asynccontextmanager
     async def narrow(self) -> AsyncIterator[Any]:
         """`stream_infer` by a connection that has little in flight, however slow the machine is."""

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from live import Live, live, request
+from live import live, request
 
 import triglot
 from triglot.pb.kserve import inference_pb2 as pb
+from triglot.testing import CLIENTS, KServeGrpc
 
 pytestmark = pytest.mark.both_transports
 
@@ -43,39 +44,21 @@ def raw(*values: float) -> bytes:
     return np.array(values, np.float32).tobytes()
 
 
-async def by_grpc(here: Live) -> Any:
-    answer = pb.ModelInferResponse.FromString(await here.infer(request("m", raw(1, 2))))
-    return np.frombuffer(answer.raw_output_contents[0], np.float32).tolist()
-
-
-async def by_stream(here: Live) -> Any:
-    call = here.stream_infer(iter([request("m", raw(1, 2))]))
-    (answer,) = [response async for response in call]
-    return np.frombuffer(answer.infer_response.raw_output_contents[0], np.float32).tolist()
-
-
-async def by_rest(here: Live, path: str, body: Any) -> Any:
-    root = here.url.removesuffix("/v2")
-    async with here.session.post(root + path, json=body) as reply:
-        assert reply.status == 200, await reply.text()
-        return await reply.json()
-
-
 async def test_every_protocol_runs_it_on_the_loop() -> None:
-    model = Doubling()
-    v2 = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [2], "data": [1, 2]}]}
-    grps = {"model": "m", "gtensors": {"tensors": [{"name": "x", "dtype": "DT_FLOAT32", "shape": [2]}]}}
-    grps["gtensors"]["tensors"][0]["flat_float32"] = [1, 2]  # type: ignore[index]  # It is a dict.
+    model, x = Doubling(), {"x": np.array([1, 2], np.float32)}
     async with live({"m": model}) as here:
-        assert await by_grpc(here) == [2, 4]
-        assert await by_stream(here) == [2, 4]
-        assert (await by_rest(here, "/v2/models/m/infer", v2))["outputs"][0]["data"] == [2, 4]
-        assert await by_rest(here, "/v1/models/m:predict", {"instances": [1, 2]}) == {"predictions": [2, 4]}
-        answer = await by_rest(here, "/grps/v1/infer/predict", grps)
-        assert answer["gtensors"]["tensors"][0]["flat_float32"] == [2, 4]
+
+        def ask() -> None:
+            for name in CLIENTS:
+                with here.client(name) as client:
+                    assert client.infer("m", x)["y"].tolist() == [2, 4], name
+            with KServeGrpc(here.grpc_address) as grpc_client:
+                assert [outputs["y"].tolist() for outputs in grpc_client.infer_stream("m", x)] == [[2, 4]]
+
+        await asyncio.to_thread(ask)
         async with here.session.get(f"{here.url}/models/m/stats") as reply:
             (stats,) = (await reply.json())["model_stats"]
-        assert (stats["inference_count"], stats["execution_count"]) == (5, 5)
+        assert (stats["inference_count"], stats["execution_count"]) == (7, 7)
     assert model.threads == {threading.get_ident()}
 
 

@@ -118,8 +118,7 @@ def over(client: str) -> Ask:
     """What a client of the protocol gets."""
 
     def ask(server: Live, model: str, values: Values) -> list[int]:
-        address: Any = server.grpc_address if client.endswith("grpc") else server.root
-        with CLIENTS[client](address) as opened:
+        with server.client(client) as opened:
             return by(opened.infer(model, {name: np.array(data, np.int32) for name, data in values.items()}))
 
     return ask
