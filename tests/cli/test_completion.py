@@ -52,6 +52,7 @@ def completed(script: Path, folder: Path, *words: str) -> set[str]:
                 "check",
                 "infer",
                 "models",
+                "traffic",
                 "replay",
                 "tfserving",
                 "grps",

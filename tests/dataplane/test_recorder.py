@@ -39,7 +39,7 @@ class Recorded:
     @property
     def count(self) -> dict[str, int]:
         (counter,) = self.recorder.counters()
-        return {labels[1]: count for labels, count in counter.values}
+        return {labels[1]: int(count) for labels, count in counter.values}
 
 
 @pytest.fixture

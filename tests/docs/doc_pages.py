@@ -220,7 +220,7 @@ class Reader:
             text = re.sub(rf"(?<=:){known}\b", port, text)
             if known == "8001":  # Of gRPC, where no other one is named.
                 text = re.sub(
-                    r"triglot (infer|models)(?= |$)",
+                    r"triglot (infer|models|traffic)(?= |$)",
                     rf"triglot \1 --url 127.0.0.1:{port}",
                     text,
                     flags=re.MULTILINE,

@@ -56,7 +56,7 @@ async def test_axe_finds_nothing(server: triglot.Server, device: dict[str, Any])
         page = visitor.page
         await page.locator("#run").click()
         await expect(page.locator("#answer .output")).to_have_count(1)
-        for summary in ("#config summary", "#statistics summary"):
+        for summary in ("#config summary", "#statistics summary", "#traffic summary"):
             await page.locator(summary).click()
         await page.locator("#metrics button").first.click()
         assert await findings(page) == []

@@ -111,7 +111,29 @@ def _lines(document: Mapping[str, Any]) -> Iterable[str]:
     yield from _table([TITLES, *rows])
     if document["sticky"]:
         yield f"sticky by {document['sticky']}"
-    yield f"set by {'a call' if document['set_by'] == 'call' else 'the configuration'}"
+    if (shadow := document["shadow"]) is not None:
+        yield from _verdict(shadow)
+    yield f"set by {document['set_by']}"
+
+
+def _verdict(shadow: Mapping[str, Any]) -> Iterable[str]:
+    target = "/".join(filter(None, (shadow["address"], shadow["model"], shadow["version"])))
+    found = shadow["verdict"]
+    share = found["different_share"] or 0
+    yield (
+        f"shadow {target}: {_text(found['compared'])} compared, {_text(found['different'])} differ "
+        f"({100 * share:.3g} %), {_text(found['failed'])} failed, "
+        f"{_text(sum(found['dropped'].values()))} dropped"
+    )
+    for output, count in found["differing"].items():
+        largest = found["largest"].get(output)
+        most = "" if largest is None else f", by up to {largest:.3g}"
+        yield f"  output {output}: {_text(count)} differ{most}"
+    yield "  p50 {} ms, of the shadow {} ms; p99 {} ms, of the shadow {} ms".format(
+        *(_text(found[key]) for key in ("p50_ms_served", "p50_ms_shadow", "p99_ms_served", "p99_ms_shadow"))
+    )
+    if found["last_error"]:
+        yield f"  the last failure: {found['last_error']}"
 
 
 def _table(rows: Sequence[Sequence[str]]) -> Iterable[str]:

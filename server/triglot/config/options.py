@@ -644,6 +644,13 @@ class Config:
     request_log_files: int = option(
         RECORDS, 10, "files to keep of each PREFIX, and of each of the --workers; older ones are deleted; 0: all"
     )
+    shadow_samples: str = option(
+        RECORDS,
+        "",
+        "record requests that a model's shadow answers otherwise, with the answer that the client got, in files "
+        "as those of --request-log",
+        value="PREFIX",
+    )
 
     def __post_init__(self) -> None:
         for name in OPTIONS:

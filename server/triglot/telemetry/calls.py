@@ -258,12 +258,16 @@ class Kinds:
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """A counter of an observer, as the metrics show it: a value for each combination of values of its `labels`."""
+    """A counter, as the metrics show it: a value for each combination of values of its `labels`.
+
+    `gauge`: the values may fall.
+    """
 
     name: str
     text: str
     labels: tuple[str, ...]
-    values: Sequence[tuple[tuple[str, ...], int]]
+    values: Sequence[tuple[tuple[str, ...], float]]
+    gauge: bool = False
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -55,6 +55,8 @@ MAXIMUM = frozenset(
         "python_info",
         "triglot_build_info",
         "triglot_model_load_failed",
+        "triglot_shadow_largest_difference",
+        "triglot_traffic_percent",
     )
 )
 

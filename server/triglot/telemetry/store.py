@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from pathlib import Path
 from triglot.core.statistics import Histogram
 from triglot.telemetry.calls import (
     CallStats,
+    Counter,
     Endpoint,
     Kind,
     Kinds,
@@ -99,6 +100,8 @@ class Telemetry:
         self.metrics = Metrics()
         self.observers: list[Observer] = []
         """Of all endpoints: those that the configuration asks for."""
+        self.counters: list[Callable[[], Iterable[Counter]]] = []
+        """Further counters to add to the metrics. Callable on another thread."""
         self.loop_lag = Histogram()
         self.loads: dict[str, Loads] = {}
         """By path; the most recent paths only."""

@@ -160,6 +160,7 @@ _shtab_triglot_check_options=(
   "--request-log-rate[share of the requests to record, each chosen by chance (default\: 1)]:SHARE:"
   "--request-log-file-size[size at which the next file begins\; a file has at most 1000 records, which is the limit of a warm-up (default\: 67108864)]:BYTES:"
   "--request-log-files[files to keep of each PREFIX, and of each of the --workers\; older ones are deleted\; 0\: all (default\: 10)]:N:"
+  "--shadow-samples[record requests that a model\'s shadow answers otherwise, with the answer that the client got, in files as those of --request-log]:PREFIX:"
   "(*)::a repository folder (NAME\/\[VERSION\/\]files), a model folder, a model file, or the URL of one (s3\:\/\/, gs\:\/\/, az\:\/\/, hf\:\/\/, https\:\/\/)\; NAME\=PATH gives the folder or the file that name\; without one, the embedded demo models:_files"
 )
 
@@ -374,6 +375,7 @@ _shtab_triglot_serve_options=(
   "--request-log-rate[share of the requests to record, each chosen by chance (default\: 1)]:SHARE:"
   "--request-log-file-size[size at which the next file begins\; a file has at most 1000 records, which is the limit of a warm-up (default\: 67108864)]:BYTES:"
   "--request-log-files[files to keep of each PREFIX, and of each of the --workers\; older ones are deleted\; 0\: all (default\: 10)]:N:"
+  "--shadow-samples[record requests that a model\'s shadow answers otherwise, with the answer that the client got, in files as those of --request-log]:PREFIX:"
   "(*)::a repository folder (NAME\/\[VERSION\/\]files), a model folder, a model file, or the URL of one (s3\:\/\/, gs\:\/\/, az\:\/\/, hf\:\/\/, https\:\/\/)\; NAME\=PATH gives the folder or the file that name\; without one, the embedded demo models:_files"
 )
 

@@ -30,7 +30,7 @@ from triglot.protocols.monitor.triton_metrics import (
     without_exponents,
 )
 from triglot.repository.manager.plan import Version
-from triglot.telemetry.calls import ENDED, CallStats, Endpoint, Kind, Observer
+from triglot.telemetry.calls import ENDED, CallStats, Endpoint, Kind
 from triglot.telemetry.merging import WORKER, Page, merged_pages
 from triglot.telemetry.process import MachineUsage
 from triglot.telemetry.series import BUILT_IN, Distribution, Trend
@@ -88,10 +88,12 @@ class PrometheusText:
         return _printed(_MergedRegistry(page, reports), page["plain"], accept)
 
 
-def _observed(observers: Sequence[Observer]) -> Iterator[Metric]:
-    """Yield the counters of what observes calls: records, spans and lines of logs, written and lost."""
-    for counter in (counter for observer in observers for counter in observer.counters()):
-        family = CounterMetricFamily(counter.name, counter.text, labels=counter.labels)
+def _counters(telemetry: Telemetry) -> Iterator[Metric]:
+    """Yield the counters of what observes calls, like records and lines of logs, written and lost; and others."""
+    sources = [*(observer.counters for observer in telemetry.observers), *telemetry.counters]
+    for counter in (counter for source in sources for counter in source()):
+        made = GaugeMetricFamily if counter.gauge else CounterMetricFamily
+        family = made(counter.name, counter.text, labels=counter.labels)
         for labels, value in counter.values:
             family.add_metric([printable(label) for label in labels], value)
         yield family
@@ -184,7 +186,7 @@ class _TelemetryRegistry(CollectorRegistry):
         lag = _histogram("triglot_event_loop_lag", "Delay of the event loop.", ())
         _add_times(lag, (), self._telemetry.loop_lag)
         yield lag
-        yield from _observed(self._telemetry.observers)
+        yield from _counters(self._telemetry)
         build = GaugeMetricFamily("triglot_build_info", "Versions of Triglot and Python.", labels=tuple(BUILD))
         build.add_metric(tuple(BUILD.values()), 1)
         yield build

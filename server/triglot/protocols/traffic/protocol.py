@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from google.protobuf import json_format
 
+from triglot import parts
+from triglot.config.options import ConfigError
 from triglot.core.errors import InvalidArgument
 from triglot.core.fast_json import dumps
 from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.operation import Operation
 from triglot.core.tensor import MessageBytes
+from triglot.dataplane.request_path import RequestRecorder
+from triglot.model.config import Recording
 from triglot.pb.triglot import traffic_pb2 as pb
 from triglot.protocols.api_operation import BOOLEAN, OBJECT, STRING, ApiOperation, array, json_body, record, ref
 from triglot.protocols.json.text import read_body
@@ -20,6 +24,7 @@ from triglot.protocols.rows import Kind, Method, Route, Service
 from triglot.protocols.traffic.router import Traffic, TrafficChange
 from triglot.protocols.wire import parse_control, serialize
 from triglot.repository.config.traffic import traffic_settings
+from triglot.telemetry.calls import Observer
 
 PATH = "/v2/models/{model}/traffic"
 SERVICE = "triglot.TrafficService"
@@ -29,7 +34,7 @@ KEYS = ("traffic", "sticky", "shadow", "reset")
 
 def traffic(context: Context) -> Protocol:
     """Return the rows."""
-    rules = Traffic(context.dataplane, context.telemetry)
+    rules = Traffic(context.dataplane, context.telemetry, _samples(context))
     read, change = Operation.STATISTICS, Operation.MODEL_CONTROL
     service = Service(
         SERVICE,
@@ -56,6 +61,41 @@ def traffic(context: Context) -> Protocol:
         )
     ]
     return Protocol([service], routes, SCHEMAS)
+
+
+def _samples(context: Context) -> RequestRecorder | None:
+    """Return what records calls that a shadow answers otherwise, if the configuration wants them recorded.
+
+    Raise `ConfigError`.
+    """
+    config, control = context.config, context.dataplane.control
+    if not config.shadow_samples:
+        return None
+    try:
+        make: Callable[..., RequestRecorder] = parts.load("observer", "request records")
+    except parts.MissingPart as error:
+        raise ConfigError(f"shadow_samples: {error}") from error
+    recorder = make(
+        Recording(config.shadow_samples, 1.0),
+        suffix="" if control.single_process else f"-w{control.number}",
+        max_bytes=config.request_log_file_size,
+        max_files=config.request_log_files,
+    )
+    context.telemetry.observers.append(_Closing(recorder))
+    return recorder
+
+
+class _Closing(Observer):
+    """Closes a recorder with the other observers; it sees no calls."""
+
+    __slots__ = ("_recorder",)
+
+    def __init__(self, recorder: RequestRecorder) -> None:
+        self._recorder = recorder
+
+    def close(self) -> None:
+        """See `Observer`."""
+        self._recorder.close()
 
 
 def _decode_get(data: MessageBytes) -> TrafficChange:

@@ -328,7 +328,7 @@ class ModelView {
       }
     });
     roving(byId("dialects"), "button", "ArrowLeft", "ArrowRight");
-    byId("statistics").addEventListener("toggle", () => this.look().catch(lost));
+    for (const id of ["statistics", "traffic"]) byId(id).addEventListener("toggle", () => this.look().catch(lost));
     for (const change of ["load", "unload"]) byId(change).addEventListener("click", () => this.change(change));
   }
 
@@ -404,7 +404,10 @@ class ModelView {
     const path = wants && `v2/models/${pathOf(name, String(details.serves.version))}/stats`;
     const statistics = path && await reader.text(new URL(path, serverRoot)).then(text => statisticRows(JSON.parse(text).model_stats[0]))
       .catch(error => [["tr", {}, ["td", { class: "left" }, error.message]]]);
-    if (key === this.key) Object.assign(this, { details, statistics, server: details.server, shownKey: key });
+    const traffic = byId("traffic").open && details.serves &&
+      await reader.text(new URL(`v2/models/${encodeURIComponent(name)}/traffic`, serverRoot)).then(text => trafficRows(JSON.parse(text)))
+        .catch(error => [["tr", {}, ["td", { class: "left" }, error.message]]]);
+    if (key === this.key) Object.assign(this, { details, statistics, traffic, server: details.server, shownKey: key });
   }
 
   update() {
@@ -462,6 +465,8 @@ class ModelView {
     byId("statistics").hidden = !serves || !this.server.protocols.includes("kserve");
     byId("config").hidden = !serves;
     show(byId("config").querySelector("pre"), serves ? JSON.stringify(serves.config, null, 1) : "");
+    byId("traffic").hidden = !serves;
+    if (this.traffic) this.fill(byId("traffic").querySelector("tbody"), this.traffic);
     if (this.statistics) this.fill(byId("statistics").querySelector("tbody"), this.statistics);
   }
 
@@ -691,6 +696,25 @@ function statisticRows({ inference_count, execution_count, last_inference, infer
     ...times,
     ...batches,
   ];
+}
+
+// Shares, calls and latency of the versions, and what a shadow answers otherwise.
+function trafficRows({ versions, shadow, set_by }) {
+  const row = (title, ...texts) => ["tr", {}, ["th", { scope: "row" }, title], ...texts.map(text => ["td", {}, text])];
+  const times = (p50, p99) => `p50 ${milliseconds(p50)}, p99 ${milliseconds(p99)}`;
+  const rows = versions.map(({ version, percent, requests, errors, p50_ms, p99_ms }) =>
+    row(`version ${version}`, `${exact(percent)} %`, `${exact(requests)} calls, ${exact(errors)} errors`, times(p50_ms, p99_ms)));
+  if (shadow) {
+    const { compared, different, failed, dropped, differing, largest, ...of } = shadow.verdict;
+    const lost = Object.values(dropped).reduce((sum, count) => sum + count, 0);
+    rows.push(
+      row(`shadow ${[shadow.address, shadow.model, shadow.version].filter(Boolean).join("/")}`, `${exact(shadow.percent)} %`,
+        `${exact(compared)} compared, ${exact(different)} differ, ${exact(failed)} failed, ${exact(lost)} dropped`, times(of.p50_ms_shadow, of.p99_ms_shadow)),
+      row("calls it copied", "", "", times(of.p50_ms_served, of.p99_ms_served)),
+      ...Object.entries(differing).map(([output, count]) =>
+        row(`output ${output}`, "", `${exact(count)} differ`, output in largest ? `by up to ${largest[output].toPrecision(3)}` : "")));
+  }
+  return [...rows, row("set by", set_by, "", "")];
 }
 
 const modelView = new ModelView();
