@@ -188,20 +188,6 @@ async def test_who_asks_on_and_reads_nothing_is_let_go(secured: Secured) -> None
         client.writer.transport.abort()
 
 
-async def test_answers_that_no_window_takes_are_bounded() -> None:
-    async with hosting(limits=Limits(max_unsent=1_000_000)) as (here, _):
-        client = await greeted(here, initial_window_size=0)
-        body = message(bytes(400_000))
-        for stream in range(1, 9, 2):
-            await client.send(client.headers(stream, "Echo"), data(stream, body))
-            if stream < 7:
-                await client.next(frames.HEADERS)
-        refused = await client.status(7)
-        assert refused["grpc-status"] == "8"
-        assert "the client has not read" in refused["grpc-message"]
-        await client.close()
-
-
 async def test_responses_without_a_window_are_abandoned() -> None:
     async with hosting(limits=Limits(stall=0.5)) as (here, channel):
         client = await greeted(here, initial_window_size=0)
@@ -214,31 +200,6 @@ async def test_responses_without_a_window_are_abandoned() -> None:
         assert {got.code for got in resets} == {ErrorCode.ENHANCE_YOUR_CALM}
         assert here.server.unsent == 0
         await client.close()
-
-
-async def test_answers_that_no_window_takes_are_bounded_in_all() -> None:
-    limits = Limits(max_unsent=10_000_000, max_unsent_in_all=1_000_000, fair_unsent=300_000)
-    async with hosting(limits=limits) as (here, channel):
-        body = message(bytes(400_000))
-        clients = [await greeted(here, initial_window_size=0) for _ in range(3)]
-        for client in clients:
-            await client.send(client.headers(1, "Echo"), data(1, body))
-            await client.next(frames.HEADERS)
-        assert here.server.unsent >= 1_200_000
-        for client in clients:
-            await client.send(client.headers(3, "Echo"), data(3, message(b"")))
-            refused = await client.status(3)
-            assert refused["grpc-status"] == "8"
-            assert "clients, including this one, have not read" in refused["grpc-message"]
-        await echoes(channel)  # Who has read everything is served.
-        # What one of them takes is room for the others.
-        await clients[0].send(frames.window_update(1, 1_000_000), frames.window_update(0, 1_000_000))
-        while not (await clients[0].next(frames.HEADERS, frames.DATA)).flags & frames.END_STREAM:
-            pass
-        await clients[1].send(clients[1].headers(5, "Echo"), data(5, message(b"")))
-        assert not (await clients[1].next(frames.HEADERS)).flags & frames.END_STREAM
-        for client in clients:
-            await client.close()
 
 
 async def test_requests_on_their_way_are_bounded() -> None:

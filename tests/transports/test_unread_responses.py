@@ -1,4 +1,7 @@
-"""Clients that do not read their answers, over grpc.aio: queued data is bounded, and they are disconnected."""
+"""Clients that do not read their answers: queued data is bounded, and over grpc.aio they are disconnected.
+
+What else such clients get over our own HTTP/2 is in test_h2_hostile and test_h2_stalled.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,8 @@ from waiting import until
 
 SIZE = 15_000
 HELD = 2 * SIZE
-"""What an answer of so many bytes is counted as."""
+"""What an answer of so many bytes is counted as over grpc.aio."""
+over_both = pytest.mark.parametrize("transport", ["aio", "h2"])
 
 
 @asynccontextmanager
@@ -66,9 +70,11 @@ async def echo(port: int) -> AsyncIterator[Any]:
         yield channel.unary_unary("/t.T/Echo")
 
 
-async def test_answers_that_no_window_takes_are_bounded() -> None:
+@pytest.mark.both_event_loops
+@over_both
+async def test_answers_that_no_window_takes_are_bounded(transport: str) -> None:
     async with (
-        opened("aio", Limits(max_unsent=HELD, fair_unsent=0)) as (rows, port),
+        opened(transport, Limits(max_unsent=HELD, fair_unsent=0)) as (rows, port),
         client_of(port) as client,
         echo(port) as healthy,
     ):
@@ -78,8 +84,9 @@ async def test_answers_that_no_window_takes_are_bounded() -> None:
                 await answer(client)
         refused = await client.status(5)
         assert refused["grpc-status"] == "8"
-        assert refused["grpc-retry-pushback-ms"] == "1000"
-        assert refused["grpc-message"] == "the client has not read 30000 bytes of responses on this connection"
+        assert transport == "h2" or refused["grpc-retry-pushback-ms"] == "1000"
+        unread = 2 * SIZE if transport == "aio" else 2 * len(message(bytes(SIZE)))
+        assert refused["grpc-message"] == f"the client has not read {unread} bytes of responses on this connection"
         assert sum(rows.echoed.values()) == 2  # The call was not begun.
         assert await healthy(b"1", timeout=SECONDS) == b"1"
 
@@ -94,10 +101,13 @@ async def test_answers_that_came_together_are_bounded() -> None:
         assert sum(bool(got.flags & frames.END_STREAM) for got in refused) == 3
 
 
-async def test_answers_that_no_window_takes_are_bounded_in_all() -> None:
-    limits = Limits(max_unsent=100 * HELD, max_unsent_in_all=2 * HELD, fair_unsent=HELD // 2)
+@pytest.mark.both_event_loops
+@over_both
+async def test_answers_that_no_window_takes_are_bounded_in_all(transport: str) -> None:
+    held = HELD if transport == "aio" else SIZE
+    limits = Limits(max_unsent=100 * held, max_unsent_in_all=5 * held // 2, fair_unsent=held // 2)
     async with (
-        opened("aio", limits) as (_, port),
+        opened(transport, limits) as (_, port),
         client_of(port) as first,
         client_of(port) as second,
         client_of(port) as third,
