@@ -110,6 +110,11 @@ REFUSING: dict[str, list[Asked]] = {
             "request_log", "request records", "protocols.tfserving.recorder", {"TRIGLOT_REQUEST_LOG": "records"}
         )
     ],
+    "protocols/kserve/payload_log": [
+        observed(
+            "payload_log", "payload log", "protocols.kserve.payload_log", {"TRIGLOT_PAYLOAD_LOG": "events.jsonl"}
+        )
+    ],
     "telemetry/access_log": [
         observed("access_log", "access log", "telemetry.access_log", {"TRIGLOT_ACCESS_LOG": "true"}),
         observed("log_verbose_level", "access log", "telemetry.access_log", {"TRIGLOT_LOG_VERBOSE_LEVEL": "1"}),

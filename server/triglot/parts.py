@@ -51,6 +51,7 @@ PARTS: Final[Mapping[str, Mapping[str, str]]] = {
     "observer": {
         "access log": "triglot.telemetry.access_log:AccessLog",
         "audit log": "triglot.telemetry.audit_log:AuditLog",
+        "payload log": "triglot.protocols.kserve.payload_log:PayloadLog",
         "request records": "triglot.protocols.tfserving.recorder:Recorder",
         "spans": "triglot.telemetry.spans.recorder:span_recorder",
         "warm-up records": "triglot.protocols.tfserving.warmup:run_warm_up_file",

@@ -168,6 +168,7 @@ class Server:
         self._latency_metrics = self.config.latency_metrics
         self.telemetry.latency_counters = self._latency_metrics.counters
         self.telemetry.mlserver_names = self.config.mlserver_metrics
+        self._recorder: RequestRecorder | None = None
         self._bound = control.bound
         self._log_handler = log_handler
         self._logs: LogSettings | None = None
@@ -236,22 +237,42 @@ class Server:
                 self._start_recorder()
             except ConfigError as error:
                 log.error("%s", error)
-        if self.dataplane.recorder is not None:
-            self.dataplane.recorder.configure(recordings)
+        if self._recorder is not None:
+            self._recorder.configure(recordings)
 
     def _start_recorder(self) -> None:
         """Have requests recorded. Raise `ConfigError` without the part that does."""
-        if self.dataplane.recorder is not None:
+        if self._recorder is not None:
             return
         control = self.dataplane.control
         make: Callable[..., RequestRecorder] = _part("request_log", "observer", "request records")
-        self.dataplane.recorder = make(
+        self._recorder = make(
             _recording(self.config),
             suffix="" if control.single_process else f"-w{control.number}",
             max_bytes=self.config.request_log_file_size,
             max_files=self.config.request_log_files,
         )
-        self.telemetry.observers.append(self.dataplane.recorder)
+        self._record_by(self._recorder)
+
+    def _record_by(self, recorder: RequestRecorder) -> None:
+        self.dataplane.recorders.append(recorder)
+        self.telemetry.observers.append(recorder)
+
+    def _start_payload_log(self) -> None:
+        """Have payloads of requests and responses sent on. Raise `ConfigError`."""
+        config = self.config
+        make: Callable[..., RequestRecorder] = _part("payload_log", "observer", "payload log")
+        try:
+            recorder = make(
+                config.payload_log,
+                config.payload_log_rate,
+                config.payload_log_batch,
+                config.payload_attributes,
+                config.payload_metadata,
+            )
+        except OSError as error:
+            raise ConfigError(f"payload_log: cannot write {config.payload_log}: {error.strerror}") from None
+        self._record_by(recorder)
 
     def _access_control(self) -> Authorizer | None:
         """Return what decides about calls, None if access is unrestricted. Raise `ConfigError`."""
@@ -284,6 +305,8 @@ class Server:
         for folder in self._record_folders:
             if not folder.is_dir():
                 raise OSError(f"request records: expected a prefix in an existing folder, got {folder}")
+        if config.payload_log:
+            self._start_payload_log()
         if config.access_log or config.log_verbose_level:
             _part("access_log" if config.access_log else "log_verbose_level", "observer", "access log")
         if config.audit_required and not config.audit_log:

@@ -67,6 +67,9 @@ LARGEST_TOTAL = 2 * GIB
 MEMORY_SHARE = 4
 STORAGE_BYTES = 20 * GIB
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
+_ATTRIBUTE = re.compile(r"[a-z0-9]+")
+_EVENTS_OWN = ("id", "type", "time", "specversion", "datacontenttype", "data", "metadata")
+"""Attributes that each event has of its own."""
 _HOST_NAME = re.compile(r"\*|[^*:/\s]+")
 
 
@@ -651,6 +654,38 @@ class Config:
         "as those of --request-log",
         value="PREFIX",
     )
+    payload_log: str = option(
+        RECORDS,
+        "",
+        "send requests and responses as CloudEvents, as KServe's logger does, to this http:// or https:// URL, or "
+        "append them to this file",
+        value="URL",
+    )
+    payload_log_rate: float = option(
+        RECORDS, 1.0, "share of the requests to send, each chosen by chance", value="SHARE", most=1
+    )
+    payload_log_batch: int = option(
+        RECORDS,
+        1,
+        "most events in one request to the URL; 1: each in one of its own, in binary mode",
+        value="EVENTS",
+        least=1,
+        most=1000,
+    )
+    payload_log_attributes: str = option(
+        RECORDS,
+        "",
+        "attributes of all events, such as source, inferenceservicename (the model's name, if it is not set), "
+        "namespace, component, endpoint and annotations",
+        value="NAME=VALUE,...",
+    )
+    payload_log_metadata: str = option(
+        RECORDS,
+        "",
+        "headers or metadata of the requests to send in the attribute metadata; those with credentials do not "
+        "belong there",
+        value="NAME,...",
+    )
 
     def __post_init__(self) -> None:
         for name in OPTIONS:
@@ -693,6 +728,7 @@ class Config:
             raise ConfigError(f"metrics_config: {error}") from None
 
         self.endpoint_models  # noqa: B018 - it checks the list.
+        self.payload_attributes  # noqa: B018 - it checks them.
         if self.request_log.endswith("/"):
             raise ConfigError(
                 f"request_log: expected a name to begin with after the folder, got {self.request_log!r}"
@@ -810,6 +846,26 @@ class Config:
                 )
             models[endpoint] = model
         return models
+
+    @property
+    def payload_attributes(self) -> dict[str, str]:
+        """The attributes of payload events, with KServe's names. Raise `ConfigError`."""
+        attributes = {"source": "triglot", "namespace": "", "component": "predictor", "endpoint": ""}
+        attributes["annotations"] = "{}"
+        for item in _items(self.payload_log_attributes):
+            name, equals, value = item.partition("=")
+            if not equals or not _ATTRIBUTE.fullmatch(name) or name in _EVENTS_OWN:
+                raise ConfigError(
+                    "payload_log_attributes: expected NAME=VALUE, with lower-case letters and digits in the name, "
+                    f"which is none of {', '.join(_EVENTS_OWN)}, got {item!r}"
+                )
+            attributes[name] = value
+        return attributes
+
+    @property
+    def payload_metadata(self) -> tuple[str, ...]:
+        """The names in `payload_log_metadata`, in lower case."""
+        return tuple(name.lower() for name in _items(self.payload_log_metadata))
 
     @property
     def model_roots(self) -> list[Path]:

@@ -77,6 +77,13 @@ class InputTensor:
         self.data = data
 
 
+def owned(tensor: InputTensor) -> InputTensor:
+    """Return the tensor with bytes that no other code can change."""
+    if not isinstance(tensor.data, Buffer):
+        return tensor
+    return InputTensor(tensor.name, tensor.datatype, tensor.shape, bytes(tensor.data))
+
+
 @dataclass(frozen=True, slots=True)
 class RegionSlice:
     """`size` bytes at `offset` of a registered shared-memory region."""

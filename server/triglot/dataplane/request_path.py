@@ -193,7 +193,6 @@ class Decoupled(Unimplemented):
 class RequestRecorder(Observer):
     """Records requests to models with their responses. A part."""
 
-    @abstractmethod
     def configure(self, own: Mapping[str, Recording]) -> None:
         """Set the recordings of these models; all others use the server's own setting."""
 
@@ -226,8 +225,8 @@ class RequestPath:
         self.reach: Reach = no_models
         """Implements `Call.infer`; see `ModelCalls`."""
         self.tracer = tracer or Tracer()
-        self.recorder: RequestRecorder | None = None
-        """What a configuration that has requests recorded asks for."""
+        self.recorders: list[RequestRecorder] = []
+        """What a configuration that has requests recorded, or sent on, asks for."""
         self.routes: TrafficRules | None = None
         """Set while a model has weights."""
         self.shadows: TrafficRules | None = None
@@ -321,12 +320,10 @@ class RequestPath:
         try:
             if self.tracer.on and (trace := self.tracer.begin(servable.name, servable.version, call, request)):
                 work.watchers = [trace]
-            if (
-                self.recorder is not None
-                and request is not None
-                and (record := self.recorder.record(servable, request, call))
-            ):
-                work.watchers = [*(work.watchers or ()), record]
+            if request is not None:
+                for recorder in self.recorders:
+                    if record := recorder.record(servable, request, call):
+                        work.watchers = [*(work.watchers or ()), record]
             if (
                 self.shadows is not None
                 and request is not None

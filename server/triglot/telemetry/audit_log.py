@@ -45,10 +45,11 @@ class AuditLog(Observer):
     `lost`: number of lost lines by reason.
     """
 
-    __slots__ = ("_clock", "_lines", "_omitted", "_open", "_refusals", "_until", "_writer", "lost")
+    __slots__ = ("_clock", "_lines", "_omitted", "_open", "_path", "_refusals", "_until", "_writer", "lost")
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         _append(path, b"")
+        self._path = path
         self._writer = FileWriter("lines of the audit log", path)
         self._open = True
         self.lost = Counter[str]()
@@ -134,7 +135,7 @@ class AuditLog(Observer):
 
     def _append_lines(self, text: bytes, count: int) -> None:
         try:
-            _append(self._writer.path, text)
+            _append(self._path, text)
         except BaseException:
             self.lost["disk"] += count
             raise

@@ -17,14 +17,17 @@ CLOSE_TIMEOUT_SECONDS = 10.0
 
 
 class FileWriter:
-    """Writes `what` to `path` on its own thread. Used on one thread, which never waits for the writer.
+    """Writes `what` to `path` or to a URL, on its own thread. Used on one thread, which never waits for it.
 
     Items that cannot be written are dropped; this is logged once until a write succeeds again. `max_queued` limits
-    the queued items.
+    the queued items; `too_slow` is the reason when it is reached.
     """
 
-    def __init__(self, what: str, path: Path, max_queued: int = MAX_WAITING) -> None:
+    def __init__(
+        self, what: str, path: Path | str, max_queued: int = MAX_WAITING, too_slow: str = TOO_SLOW
+    ) -> None:
         self.path = path
+        self._too_slow = too_slow
         self._what = what
         self._max_queued = max_queued
         self._failing = False
@@ -39,7 +42,7 @@ class FileWriter:
             full = self._queued + count > self._max_queued
             self._queued += 0 if full else count
         if full:
-            self.lose(TOO_SLOW)
+            self.lose(self._too_slow)
             return False
         if self._thread is None:
             # A daemon: a disk that hangs must not keep a stopped server alive.
@@ -63,7 +66,7 @@ class FileWriter:
         self._work.put(None)
         self._thread.join(CLOSE_TIMEOUT_SECONDS)
         if self._thread.is_alive():
-            self.lose(TOO_SLOW)
+            self.lose(self._too_slow)
         self._thread = None
 
     def lose(self, why: object) -> None:

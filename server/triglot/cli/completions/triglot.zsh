@@ -161,6 +161,11 @@ _shtab_triglot_check_options=(
   "--request-log-file-size[size at which the next file begins\; a file has at most 1000 records, which is the limit of a warm-up (default\: 67108864)]:BYTES:"
   "--request-log-files[files to keep of each PREFIX, and of each of the --workers\; older ones are deleted\; 0\: all (default\: 10)]:N:"
   "--shadow-samples[record requests that a model\'s shadow answers otherwise, with the answer that the client got, in files as those of --request-log]:PREFIX:"
+  "--payload-log[send requests and responses as CloudEvents, as KServe\'s logger does, to this http\:\/\/ or https\:\/\/ URL, or append them to this file]:URL:"
+  "--payload-log-rate[share of the requests to send, each chosen by chance (default\: 1)]:SHARE:"
+  "--payload-log-batch[most events in one request to the URL\; 1\: each in one of its own, in binary mode (default\: 1)]:EVENTS:"
+  "--payload-log-attributes[attributes of all events, such as source, inferenceservicename (the model\'s name, if it is not set), namespace, component, endpoint and annotations]:NAME=VALUE,...:"
+  "--payload-log-metadata[headers or metadata of the requests to send in the attribute metadata\; those with credentials do not belong there]:NAME,...:"
   "(*)::a repository folder (NAME\/\[VERSION\/\]files), a model folder, a model file, or the URL of one (s3\:\/\/, gs\:\/\/, az\:\/\/, hf\:\/\/, https\:\/\/)\; NAME\=PATH gives the folder or the file that name\; without one, the embedded demo models:_files"
 )
 
@@ -376,6 +381,11 @@ _shtab_triglot_serve_options=(
   "--request-log-file-size[size at which the next file begins\; a file has at most 1000 records, which is the limit of a warm-up (default\: 67108864)]:BYTES:"
   "--request-log-files[files to keep of each PREFIX, and of each of the --workers\; older ones are deleted\; 0\: all (default\: 10)]:N:"
   "--shadow-samples[record requests that a model\'s shadow answers otherwise, with the answer that the client got, in files as those of --request-log]:PREFIX:"
+  "--payload-log[send requests and responses as CloudEvents, as KServe\'s logger does, to this http\:\/\/ or https\:\/\/ URL, or append them to this file]:URL:"
+  "--payload-log-rate[share of the requests to send, each chosen by chance (default\: 1)]:SHARE:"
+  "--payload-log-batch[most events in one request to the URL\; 1\: each in one of its own, in binary mode (default\: 1)]:EVENTS:"
+  "--payload-log-attributes[attributes of all events, such as source, inferenceservicename (the model\'s name, if it is not set), namespace, component, endpoint and annotations]:NAME=VALUE,...:"
+  "--payload-log-metadata[headers or metadata of the requests to send in the attribute metadata\; those with credentials do not belong there]:NAME,...:"
   "(*)::a repository folder (NAME\/\[VERSION\/\]files), a model folder, a model file, or the URL of one (s3\:\/\/, gs\:\/\/, az\:\/\/, hf\:\/\/, https\:\/\/)\; NAME\=PATH gives the folder or the file that name\; without one, the embedded demo models:_files"
 )
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from triglot.core.call import Call
 from triglot.core.errors import ServingError
 from triglot.core.running import Watcher
-from triglot.core.tensor import Buffer, bytes_elements, datatype_of
-from triglot.core.types import InferenceRequest, InferenceResponse, InputTensor, OutputTensor
+from triglot.core.tensor import bytes_elements, datatype_of
+from triglot.core.types import InferenceRequest, InferenceResponse, OutputTensor, owned
 from triglot.dataplane.request_path import RequestRecorder
 from triglot.model.config import Recording
 from triglot.model.validation import bind_inputs
@@ -152,13 +152,6 @@ def _field(number: int, payload: bytes) -> bytes:
     return length_prefix(number, len(payload)) + payload
 
 
-def _own_copy(tensor: InputTensor) -> InputTensor:
-    """Return the tensor with bytes that no other code can change."""
-    if not isinstance(tensor.data, Buffer):
-        return tensor
-    return InputTensor(tensor.name, tensor.datatype, tensor.shape, bytes(tensor.data))
-
-
 def _size(output: OutputTensor) -> int:
     if not output.array.dtype.hasobject:
         return output.array.nbytes
@@ -251,7 +244,7 @@ class Recorder(RequestRecorder):
         log = self._logs[recording.prefix]
         if call.borrows and call.size <= MAX_WAITING_BYTES:
             try:
-                request.inputs = list(map(_own_copy, request.inputs))
+                request.inputs = list(map(owned, request.inputs))
             except MemoryError as error:
                 log.drop(servable.name, repr(error))
                 return None
