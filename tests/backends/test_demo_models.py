@@ -79,7 +79,7 @@ async def test_storyteller_continues_as_the_book_does(session: aiohttp.ClientSes
 
 
 async def test_identity_gives_back_what_it_gets(session: aiohttp.ClientSession) -> None:
-    sent = {"fp64": [0.1, 2], "bytes": [["a"], ["b"]], "bool": True, "int64": [2**53 + 1]}
+    sent = {"fp64": [0.1, 2], "bytes": [["a"], ["b"]], "bool": [True], "int64": [2**53 + 1]}
     assert await post(session, "/v2/models/identity/predict", sent) == sent
     assert await post(session, "/v1/models/identity:predict", {"inputs": {"uint8": [1, 2]}}) == {"outputs": [1, 2]}
     answer = await post(session, "/grps/v1/infer/predict", {"model": "identity", "str_data": "text"})

@@ -26,7 +26,7 @@ from triglot.testing.process import Lines
 ROOT = environments.ROOT
 BUILD_SECONDS, INSTALL_SECONDS = 300, 600
 CLEAN_INSTALL = ROOT / "tests" / "clean_install.py"
-INFER = ("infer", "storyteller", "prompt=Alice", "words=1", "--no-json")
+INFER = ("infer", "storyteller", "prompt=White", "words=1", "--no-json")
 
 
 def run(*command: str | Path, seconds: float, **variables: str) -> str:
@@ -137,7 +137,7 @@ def check_serves(*command: str | Path, folder: Path, **variables: str) -> None:
             grpc_port, _ = lines.wait_for(LISTENING).groups()
             url = f"127.0.0.1:{grpc_port}"
             printed = run(*command, *INFER, "--url", url, seconds=INSTALL_SECONDS, **variables)
-            assert printed == 'word BYTES [1]: "was"\n'
+            assert printed == 'word BYTES [1]: "Rabbit"\n'
         finally:
             process.terminate()
             process.wait()

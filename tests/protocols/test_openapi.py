@@ -169,8 +169,8 @@ def examples(document: Any) -> Iterator[tuple[str, str, Any]]:
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 async def test_every_example_of_every_model_works_as_it_stands() -> None:
-    models = {path.name for path in PLAIN_MODELS.iterdir() if path.name != "__pycache__"}
-    async with serving(*sorted(PLAIN_MODELS.iterdir())) as client:
+    paths = [path for folder in (PLAIN_MODELS, DEMO) for path in folder.iterdir() if path.name != "__pycache__"]
+    async with serving(*paths) as client:
         document = await client.document()
         shown = dict[str, set[str]]()
         for name, path, body in examples(document):
@@ -182,7 +182,7 @@ async def test_every_example_of_every_model_works_as_it_stands() -> None:
             for sample in operation.get("x-codeSamples", ()):
                 assert await status_of(sample["source"].replace(ADDRESS, client.url)) == 200
                 shown.setdefault(path.split("/")[3], set()).add(path)
-    assert shown.keys() == models
+    assert shown.keys() == {path.name for path in paths}
     assert shown["half_plus_two"] == {
         "/v2/models/half_plus_two/infer",
         "/v2/models/half_plus_two/predict",

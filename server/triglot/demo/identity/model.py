@@ -1,4 +1,4 @@
-"""Gives back what it gets: any of its inputs, one of each datatype."""
+"""Gives back what it gets: any of its inputs, one of each datatype, of any shape."""
 
 import triglot
 
@@ -21,8 +21,8 @@ DATATYPES = [
 
 
 class Identity(triglot.Model):
-    inputs = [triglot.TensorSpec(name.lower(), name, None, optional=True) for name in DATATYPES]
-    outputs = [triglot.TensorSpec(name.lower(), name, None) for name in DATATYPES]
+    inputs = [triglot.TensorSpec(name.lower(), name, [-1], optional=True) for name in DATATYPES]
+    outputs = [triglot.TensorSpec(name.lower(), name, [-1]) for name in DATATYPES]
     any_tensors = True
 
     def infer(self, inputs):
