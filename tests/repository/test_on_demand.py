@@ -104,11 +104,12 @@ def serving(repository: Path, **options: Any) -> Iterator[tuple[ServedAt, Caller
 
 
 @pytest.mark.parametrize("client_class", testing.CLIENTS.values(), ids=testing.CLIENTS)
+@pytest.mark.parametrize(("grpc", "http"), [("h2", "h1"), ("aio", "aiohttp")])
 def test_first_call_loads_model_over_every_protocol(
-    tmp_path: Path, client_class: Callable[[ServedAt], testing.Client]
+    tmp_path: Path, client_class: Callable[[ServedAt], testing.Client], grpc: str, http: str
 ) -> None:
     write_counted(tmp_path, "called", "other")
-    with serving(tmp_path) as (server, caller):
+    with serving(tmp_path, grpc_transport=grpc, http_transport=http) as (server, caller):
         assert caller.index() == dict.fromkeys(("called", "other"), ("UNAVAILABLE", "not loaded; a call loads it"))
         assert not caller.ready("called")
         with client_class(server) as client:
