@@ -116,6 +116,7 @@ class Server:
         self._record_folders = [*record_folders_of(own), *(Path(prefix).parent for prefix in prefixes)]
         self.telemetry = telemetry or Telemetry()
         self._storage = Storage(self.config.storage_cache, self.config.storage_cache_bytes)
+        self._starts = False
         self.manager = Manager(
             [Path(path) if isinstance(path, str) else path for path in paths] if models is None else models,
             load,
@@ -143,6 +144,7 @@ class Server:
             op_libraries=self.config.op_libraries,
             debug=self.config.debug,
             verify=_verify(self.config),
+            builds=self._builds,
             load_ended=self._load_ended,
             labels_before_load=self.config.labels_before_load,
             wait=self.config.wait_for_models,
@@ -318,6 +320,11 @@ class Server:
             except OSError as error:
                 raise ConfigError(f"audit_log: cannot write {config.audit_log}: {error.strerror}") from None
 
+    def _builds(self) -> bool | None:
+        """Return whether Python environments are built now; None if none are used."""
+        when = self.config.build_environments
+        return None if when == "never" else when == "always" or self._starts
+
     async def load(self) -> list[ModelLoadError]:
         """Load and warm up every model, without opening a port; returns the errors. `stop` unloads the models.
 
@@ -325,7 +332,11 @@ class Server:
         """
         started = time.monotonic()
         self.dataplane.reach = ModelCalls(self.dataplane, self.telemetry, self.config.max_inner_calls).reach
-        errors = await self.manager.load_all(all_or_nothing=self.config.exit_on_load_error)
+        self._starts = True
+        try:
+            errors = await self.manager.load_all(all_or_nothing=self.config.exit_on_load_error)
+        finally:
+            self._starts = False
         if errors and self.config.exit_on_load_error:
             return errors
         loaded = _plural(sum(version.ready for version in self.manager.registry.versions()), "version")

@@ -299,6 +299,13 @@ class Config:
         "let clients load models from files in their requests (file: parameters), which may contain any code; "
         "needs a loopback host, one worker and --model-control-mode explicit",
     )
+    build_environments: str = option(
+        MODELS,
+        "never",
+        "when to build the Python environment that a model in MLflow's format describes, with pip, for a process "
+        "of its own: when the server starts, or always, also when a client loads the model",
+        choices=("never", "start", "always"),
+    )
     model_signatures: str = option(
         MODELS,
         "off",

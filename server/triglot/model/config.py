@@ -135,7 +135,8 @@ class ModelConfig:
         cpus: CPUs that the instances are pinned to, in round-robin order; empty means any CPU.
         hang_seconds, longest_run, idempotent, inputs_in_place: As in `Model`.
         environment: Folder or archive with the Python that the model's processes run in; None: the server's
-            Python.
+            Python. Or a list of packages, for a Python that has them.
+        builds_environment: Whether an environment of a list of packages may be built now; the server's option.
         max_unread_bytes: The server's option: bytes of a request's responses that are kept for its client.
         op_libraries: Shared libraries with operations of TensorFlow; the server's, not part of the model's own.
         traffic: Weights by version; they belong to the model and not to a version.
@@ -174,6 +175,7 @@ class ModelConfig:
     idempotent: bool | None = None
     inputs_in_place: bool | None = None
     environment: Path | None = None
+    builds_environment: bool = field(default=False, compare=False)
     max_unread_bytes: int = field(default=MAX_UNREAD_BYTES, compare=False)
     op_libraries: Sequence[Path] = field(default=(), compare=False)
     traffic: Mapping[str, float] = field(default_factory=dict, compare=False)

@@ -52,7 +52,7 @@ class Unpacked:
             unpack(archive, folder, keep=partial(_plain, cancelled))
             finish(folder)
 
-        return cls.made("environments", _source_of(archive), make, cancelled)
+        return cls.made("environments", source_of(archive), make, cancelled)
 
     @classmethod
     def made(
@@ -94,7 +94,7 @@ class Unpacked:
         self._lock.close()
 
 
-def _source_of(archive: Path) -> str:
+def source_of(archive: Path) -> str:
     status = archive.stat()
     return json.dumps([str(archive.resolve()), status.st_size, status.st_mtime_ns])
 
@@ -169,6 +169,6 @@ def _is_current(marker: Path) -> bool:
     """Return whether a folder is complete, and its archive unchanged. `marker`: the file with its source."""
     try:
         source = marker.read_text()
-        return source == _source_of(Path(json.loads(source)[0]))
+        return source == source_of(Path(json.loads(source)[0]))
     except (FileNotFoundError, ValueError):  # Incomplete, or not made of an archive on this machine.
         return False

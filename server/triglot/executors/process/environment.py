@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import os
 import shutil
 import signal
@@ -13,14 +14,17 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
 
 from triglot.core.errors import ModelLoadError
-from triglot.executors.process import first_steps
+from triglot.executors.process import first_steps, packages
 from triglot.executors.remote.place import Body, Place, Program, log_descriptor
-from triglot.platform.unpacked import LoadCancelled, Unpacked
+from triglot.platform.unpacked import LoadCancelled, Unpacked, source_of
+
+log = logging.getLogger(__name__)
 
 OLDEST_PYTHON = (3, 11)
 LENT = "ml_dtypes"
@@ -40,7 +44,8 @@ class Environment(Place):
     """The Python environment of the processes of one model.
 
     It is a folder with a bin/python, as conda and venv make it, or an archive of one, as conda-pack makes it,
-    which is unpacked first; without a path it is the server's own.
+    which is unpacked first, or a list of packages, of which one is built first; without a path it is the server's
+    own.
 
     It needs Python 3.11 or newer, numpy and, if its version is not the server's, ml_dtypes. bash sources its
     bin/activate first, if there is one.
@@ -48,6 +53,7 @@ class Environment(Place):
 
     def __init__(self, program: Program) -> None:
         self._path = program.config.environment
+        self._builds = program.config.builds_environment
         self._unpacked: Unpacked | None = None
         self._folder: Path | None = None
         self._lent: dict[str, str] = {}
@@ -63,6 +69,10 @@ class Environment(Place):
         try:
             if self._path.is_dir():
                 self._folder = self._path
+            elif packages.is_list(self._path):
+                source = source_of(self._path)
+                self._unpacked = Unpacked.made("environments", source, self._build, lambda: self._cancelled)
+                self._folder = self._unpacked.folder
             else:
                 self._unpacked = Unpacked.of(self._path, self._mend, lambda: self._cancelled)
                 self._folder = self._unpacked.folder
@@ -79,16 +89,29 @@ class Environment(Place):
         """Cancel `open`. On any thread."""
         self._cancelled = True
 
+    def _build(self, folder: Path) -> None:
+        """Build the environment of the list of packages. Raise `ModelLoadError` where that is not allowed."""
+        assert self._path is not None, "it is open"
+        if not self._builds:
+            raise ModelLoadError(
+                f"{self._path}: the model's Python environment is not built yet; --build-environments start "
+                "builds it when the server starts, --build-environments always now"
+            )
+        began = time.monotonic()
+        log.info("%s: building a Python environment with pip, in %s", self._path, folder)
+        packages.build(self._path, folder, partial(self._run, folder))
+        log.info("%s: its Python environment was built in %.1f s", self._path, time.monotonic() - began)
+
     def _mend(self, folder: Path) -> None:
         """Correct the paths in conda's files, which contain the folder that they were packed in."""
         mender = folder / "bin" / "conda-unpack"
         if mender.exists():
-            self._run(folder, [str(folder / "bin" / "python"), str(mender)])
+            self._run(folder, folder, [str(folder / "bin" / "python"), str(mender)])
 
     def _look(self, folder: Path) -> None:
         """Raise `ModelLoadError` for a Python that cannot run the server's part of the process."""
         python = str(folder / "bin" / "python")
-        printed = self._run(folder, _activated(folder, [python, "-c", _LOOK, "numpy", LENT]))
+        printed = self._run(folder, folder, _activated(folder, [python, "-c", _LOOK, "numpy", LENT]))
         # The activation script may print, too: only the last line counts.
         version, modules = json.loads(printed.rpartition("\n")[2])
         if tuple(version) < OLDEST_PYTHON:
@@ -105,8 +128,11 @@ class Environment(Place):
                 f"pip install {' '.join(missing)}"
             )
 
-    def _run(self, folder: Path, command: Sequence[str]) -> str:
-        """Return the output of a program in the folder. Raise `LoadCancelled`, or `ValueError` if it fails."""
+    def _run(self, folder: Path, place: Path, command: Sequence[str]) -> str:
+        """Return the output of a program of the environment in `folder`, run in `place`.
+
+        Raise `LoadCancelled`, or `ValueError` if it fails.
+        """
         with TemporaryFile() as out, TemporaryFile() as err:
             program = subprocess.Popen(
                 command,
@@ -115,7 +141,7 @@ class Environment(Place):
                 stdout=out,
                 stderr=err,
                 # Not the server's working directory, whose modules this Python could import.
-                cwd=folder,
+                cwd=place,
                 env=self.variables(),
                 start_new_session=True,
             )

@@ -32,12 +32,16 @@ log = logging.getLogger(__name__)
 
 OWN_ENVIRONMENTS = ("mlflow", "mlserver", "python")
 """The backends whose models may have a Python environment of their own."""
+DESCRIBED, PACKAGES = "mlflow", ("requirements.txt", "conda.yaml")
+"""The backend whose models describe one, and the files with its packages, the first of which counts."""
 Load = Callable[[str, Path, ModelConfig], Model]
 """Return the loaded model for (backend, file, configuration); blocks."""
 Adapt = Callable[[Model, ModelFiles], object]
 """Completes a loaded model before `configure`; blocks. Raise `ModelLoadError`."""
 Verify = Callable[[ModelFiles], object]
 """Checks a version before anything of it is loaded; blocks. Raise `ModelLoadError`."""
+Builds = Callable[[], bool | None]
+"""Whether Python environments that models describe are built now; None: such models run in the server's Python."""
 Complete = Callable[[Servable], Awaitable[None]]
 """Waits for the dependencies of a version; raises `ModelLoadError`."""
 Warm = Callable[[Servable, ModelFiles], Awaitable[None]]
@@ -74,6 +78,10 @@ def _nothing() -> None:
     pass
 
 
+def never() -> None:
+    """Return that no environment is built: the default of `Builds`."""
+
+
 class Loader:
     """Loads, checks and warms versions; closes partly loaded models after a failure.
 
@@ -93,9 +101,11 @@ class Loader:
         *,
         debug: bool = False,
         verify: Verify | None = None,
+        builds: Builds = never,
     ) -> None:
         self._debug = debug
         self._verify = verify
+        self._builds = builds
         self._max_unread_bytes = max_unread_bytes
         self._ray_address = ray_address
         self._op_libraries = op_libraries
@@ -194,6 +204,11 @@ class Loader:
     def _load_backend(self, files: ModelFiles, loading: Loading) -> Model:
         config, ray = files.named_config, None
         config = replace(config, max_unread_bytes=self._max_unread_bytes, op_libraries=self._op_libraries)
+        builds = self._builds()
+        if builds is not None and files.backend == DESCRIBED and not (config.environment or config.execution):
+            lists = [files.file.with_name(name) for name in PACKAGES]
+            config = replace(config, environment=next(filter(Path.is_file, lists), None))
+        config = replace(config, builds_environment=bool(builds))
         if config.environment is not None and files.backend not in OWN_ENVIRONMENTS:
             log.warning(
                 "%s: parameters[%s]: not supported by the %s backend, ignored", files, ENVIRONMENT, files.backend

@@ -36,7 +36,7 @@ from triglot.repository.config.completed import Loaded
 from triglot.repository.config.model_config import parse_override
 from triglot.repository.config.settings import ModelSettings, check_names, folders_of, record_folders_of
 from triglot.repository.config.version_names import VersionNames
-from triglot.repository.manager.loader import Adapt, Load, LoadEnded, Verify, Warm
+from triglot.repository.manager.loader import Adapt, Builds, Load, LoadEnded, Verify, Warm, never
 from triglot.repository.manager.on_demand import Limits, OnDemand
 from triglot.repository.manager.plan import State
 from triglot.repository.manager.reconciler import DRAIN_SECONDS, Reconciler
@@ -153,6 +153,7 @@ class Manager:
         op_libraries: Sequence[Path] = (),
         debug: bool = False,
         verify: Verify | None = None,
+        builds: Builds = never,
         load_ended: LoadEnded = lambda *_: None,
         drain_seconds: float = DRAIN_SECONDS,
         adapt: Adapt | None = None,
@@ -173,6 +174,7 @@ class Manager:
             op_libraries=op_libraries,
             debug=debug,
             verify=verify,
+            builds=builds,
             load_ended=load_ended,
             drain_seconds=drain_seconds,
             adapt=adapt,

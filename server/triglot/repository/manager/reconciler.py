@@ -29,6 +29,7 @@ from triglot.repository.manager.garbage import GarbageCollector
 from triglot.repository.manager.instances import apply_instances
 from triglot.repository.manager.loader import (
     Adapt,
+    Builds,
     Complete,
     Load,
     LoadEnded,
@@ -37,6 +38,7 @@ from triglot.repository.manager.loader import (
     Warm,
     clear_frames,
     model_exception,
+    never,
 )
 from triglot.repository.manager.plan import Plan, State, Version, plan
 from triglot.repository.manager.registry import Registry
@@ -115,6 +117,7 @@ class Reconciler:
         op_libraries: Sequence[Path] = (),
         debug: bool = False,
         verify: Verify | None = None,
+        builds: Builds = never,
         load_ended: LoadEnded = lambda *_: None,
         adapt: Adapt | None = None,
     ) -> None:
@@ -131,6 +134,7 @@ class Reconciler:
             op_libraries,
             debug=debug,
             verify=verify,
+            builds=builds,
         )
         self._debug = debug
         self._skip_missing_dependencies = skip_missing_dependencies
