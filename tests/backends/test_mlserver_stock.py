@@ -308,6 +308,11 @@ def test_content_types_of_inputs_and_outputs(served: Served) -> None:
         400,
         {"error": "output 'predict': expected texts for the content type base64, got int64"},
     )
+    of_pipelines = {"name": "x", "datatype": "BYTES", "shape": [1], "data": ['{"a": 1}']}
+    body = {"inputs": [of_pipelines | {"parameters": {"content_type": "hg_json"}}]}
+    status, answer = served.rest.post("/v2/models/words/infer", body)
+    text = "input 'x': the content type hg_json is for pipelines of Hugging Face only"
+    assert (status, answer) == (400, {"error": text})
 
 
 def test_custom_classes(served: Served) -> None:
