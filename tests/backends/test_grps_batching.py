@@ -106,6 +106,12 @@ def test_what_one_batch_does_not_take_is_in_the_next(tmp_path: Path) -> None:
         assert batch_counts(model)["batched_requests"] == 7
 
 
+def test_requests_wait_for_a_slot_of_the_pool(tmp_path: Path) -> None:
+    """More threads call than the pool has slots, and no call has a deadline."""
+    with dag_of_one_model(tmp_path, SIZES, 100, max_concurrency=2) as model:
+        assert answers_in(texts_of(model, *"abcd")) == [f"{text}@2" for text in "abcd"]
+
+
 def test_when_nothing_can_be_decided_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         monkeypatch.undo()
