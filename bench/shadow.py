@@ -12,7 +12,6 @@ import json
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -83,7 +82,7 @@ class Calls:
         return Round(p50, p99, cpu / outcome.calls * 1e6), outcome.calls
 
 
-async def shadow_lines(calls: Calls, rounds: int, seconds: float) -> Iterator[str]:
+async def shadow_lines(calls: Calls, rounds: int, seconds: float) -> list[str]:
     """Alternate rounds without and with the shadow; return the lines to print."""
     calls.traffic("served", {"traffic": {"1": 100}})
     await calls.drive("served", 1.0)  # Warm-up, not counted.
@@ -111,8 +110,7 @@ async def shadow_lines(calls: Calls, rounds: int, seconds: float) -> Iterator[st
         for name, at in best.items()
     ]
     none, shadow = best["none"], best["shadow"]
-    texts.append(f"p99 ×{shadow.p99 / none.p99:.3f}, CPU ×{shadow.cpu / none.cpu:.3f}; {copies} copies ran")
-    return iter(texts)
+    return [*texts, f"p99 ×{shadow.p99 / none.p99:.3f}, CPU ×{shadow.cpu / none.cpu:.3f}; {copies} copies ran"]
 
 
 async def weight_line(calls: Calls, least: int) -> str:
@@ -122,14 +120,8 @@ async def weight_line(calls: Calls, least: int) -> str:
     while made < least:
         made += (await calls.drive("weighted", 5.0))[1]
     counts = {row["version"]: row["requests"] for row in calls.traffic("weighted")["versions"]}
-    return (
-        f"weights 90/10: {sum(counts.values())} calls, {100 * counts[2] / sum(counts.values()):.3f} % to version 2"
-    )
-
-
-async def measure(calls: Calls, rounds: int, seconds: float, least: int) -> list[str]:
-    """Return all lines to print."""
-    return [*await shadow_lines(calls, rounds, seconds), await weight_line(calls, least)]
+    made = sum(counts.values())
+    return f"weights 90/10: {made} calls, {100 * counts[2] / made:.3f} % to version 2"
 
 
 def main() -> int:
@@ -148,8 +140,9 @@ def main() -> int:
         servers.pin(cores.client)
         with servers.serving(Path(folder) / "models", cores.server, ()) as (server, grpc_port, rest_port):
             calls = Calls(server, grpc_port, rest_port)
-            for line in asyncio.run(measure(calls, options.rounds, options.seconds, options.calls)):
+            for line in asyncio.run(shadow_lines(calls, options.rounds, options.seconds)):
                 print(line)
+            print(asyncio.run(weight_line(calls, options.calls)))
     return 0
 
 

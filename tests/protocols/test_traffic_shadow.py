@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import access_files
 import ml_dtypes
 import numpy as np
 import pytest
@@ -149,6 +150,18 @@ def test_copy_ends_with_the_deadline_of_its_call() -> None:
         assert verdict["failed"] == 1
         assert "deadline" in verdict["last_error"]
         slow.open_point("infer")
+
+
+def test_copies_count_for_no_quota(tmp_path: Path) -> None:
+    anyone = access_files.anonymous(["inspect", "administer"])
+    caller = access_files.client("caller", ["token"], ["infer"], concurrent=1, rate=1)
+    file = access_files.write(tmp_path / "access.toml", anyone, caller)
+    slow, headers = Waits(), {"authorization": "Bearer token"}
+    with shadowed(slow, access=str(file)) as (server, client), KServeGrpc(server, headers=headers) as limited:
+        limited.infer("fast", rows(0))
+        slow.wait_until_at("infer")  # The copy runs, and the client's only call has ended.
+        slow.open_point("infer")
+        assert until_compared(client, 1, "/v2/models/fast/traffic")["same"] == 1
 
 
 def test_failing_shadow_fails_no_call() -> None:

@@ -275,7 +275,8 @@ def test_share_of_a_removed_version(tmp_path: Path) -> None:
 
 
 def test_command(tmp_path: Path) -> None:
-    with served(tmp_path) as server:
+    audit = tmp_path / "audit"
+    with served(tmp_path / "models", audit_log=str(audit)) as server:
         to = ("traffic", "says", "--url", server.grpc_address)
         shown = run_triglot(*to, "--weight", "1=75")
         assert shown.returncode == 0, shown.stderr
@@ -295,6 +296,11 @@ def test_command(tmp_path: Path) -> None:
         )
         wrong = run_triglot(*to, "--weight", "3")
         assert (wrong.returncode, wrong.stderr) == (2, "triglot: --weight: expected VERSION=PERCENT, got '3'\n")
+    lines = [json.loads(line) for line in audit.read_text().splitlines()]
+    assert [line["outcome"] for line in lines] == ["OK", "OK", "FAILED_PRECONDITION"]
+    assert {(line["model"], line["method"], line["operation"]) for line in lines} == {
+        ("says", "SetTraffic", "model-control")
+    }
 
 
 def test_all_workers_change(tmp_path: Path) -> None:
