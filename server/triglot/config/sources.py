@@ -14,6 +14,7 @@ from typing import Any
 from triglot.config.option_fields import flag_of, option_type, unknown
 from triglot.config.options import (
     ANY_HOST,
+    CLIENT_PREFIX,
     ENVIRONMENT_PREFIX,
     OPTIONS,
     TOKEN_VARIABLE,
@@ -70,9 +71,8 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     names = {ENVIRONMENT_PREFIX + name.upper(): name for name in OPTIONS}
     values: dict[str, Any] = {}
     for variable, text in environment.items():
-        if not variable.startswith(ENVIRONMENT_PREFIX) or variable == TOKEN_VARIABLE:
-            continue
-        if not _is_service_link(variable, text):
+        is_ours = variable.startswith(ENVIRONMENT_PREFIX) and not variable.startswith(CLIENT_PREFIX)
+        if is_ours and variable != TOKEN_VARIABLE and not _is_service_link(variable, text):
             if variable not in names:
                 raise ConfigError(unknown(variable, names))
             name = names[variable]

@@ -1,0 +1,139 @@
+"""Which of several servers a call goes to, and whether and when it is tried again.
+
+Strategy: plain code without connections, which gets the time as an argument; the clients, blocking and asyncio, do
+what it decides. Inference is idempotent: a call may be sent again to another server, unless it is of a sequence.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from triglot.core.errors import Code, ServingError
+
+RETRIED: Final = frozenset({Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED})
+"""What another server, or the same one later, may answer otherwise."""
+FAILED: Final = RETRIED | {Code.DEADLINE_EXCEEDED}
+"""After these, other servers are preferred for a while."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """How a call that failed is tried again.
+
+    `attempts`: of one call, on all servers; 1: no retry. `budget`: how many calls may be retries or hedges, as a
+    share of those that succeed, beyond the first `burst` ones: a fault of all servers does not become more load.
+    `first_delay` and `longest_delay`: seconds before the next attempt where the server does not say when, doubled
+    each time, with jitter; another server that is there is tried at once. `hedge_after`: seconds without an answer
+    after which the same call is also sent to another server, and the first answer taken; None: never.
+    """
+
+    attempts: int = 4
+    budget: float = 0.1
+    burst: int = 20
+    first_delay: float = 0.05
+    longest_delay: float = 2.0
+    hedge_after: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1 or self.budget < 0 or self.burst < 0:
+            raise ValueError(f"expected attempts >= 1, budget >= 0 and burst >= 0, got {self}")
+
+
+@dataclass(slots=True, eq=False)
+class Endpoint:
+    """A server's address, and what is known of it."""
+
+    address: str
+    in_flight: int = 0
+    failures: int = 0
+    """Those in a row."""
+    back_at: float = 0.0
+    """When it may be tried again, in seconds of the monotonic clock."""
+
+
+@dataclass(slots=True)
+class Balancer:
+    """Chooses servers: of those that are there the one with fewest calls in flight. Threads may share it."""
+
+    endpoints: Sequence[Endpoint]
+    retries: Retries
+    tokens: float = field(init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _turn: int = 0
+
+    def __post_init__(self) -> None:
+        self.tokens = float(self.retries.burst)
+
+    def begin(self, now: float, tried: Collection[Endpoint] = ()) -> Endpoint:
+        """Return the server for an attempt, which counts as in flight there until `end`.
+
+        Prefer those not yet `tried`; if all are thought to be gone, the one that is due first.
+        """
+        with self._lock:
+            self._turn += 1
+            first = self._turn % len(self.endpoints)  # Of equal ones, each in turn.
+            turned = (*self.endpoints[first:], *self.endpoints[:first])
+            chosen = min(turned, key=lambda each: (each in tried, max(each.back_at - now, 0.0), each.in_flight))
+            chosen.in_flight += 1
+            if chosen.back_at > 0.0 and chosen.back_at <= now:  # One call finds out whether it is back.
+                chosen.back_at = now + self._delay(chosen.failures)
+            return chosen
+
+    def begin_at(self, number: int) -> Endpoint:
+        """Return the server for this number, always the same one; its call is in flight there until `end`."""
+        with self._lock:
+            chosen = self.endpoints[number % len(self.endpoints)]
+            chosen.in_flight += 1
+            return chosen
+
+    def end(self, endpoint: Endpoint, error: ServingError | None, now: float) -> None:
+        """Note the outcome of an attempt."""
+        with self._lock:
+            endpoint.in_flight -= 1
+            if error is None or error.code not in FAILED:
+                endpoint.failures, endpoint.back_at = 0, 0.0
+                self.tokens = min(self.tokens + self.retries.budget, float(self.retries.burst))
+                return
+            endpoint.failures += 1
+            wait = (
+                error.retry_after
+                if error.retry_after and error.retry_after > 0
+                else self._delay(endpoint.failures)
+            )
+            endpoint.back_at = max(endpoint.back_at, now + wait)
+
+    def cancel(self, endpoint: Endpoint, now: float, *, slow: bool) -> None:
+        """Note that an answer is not waited for; `slow`: as that of a server asked later came first."""
+        with self._lock:
+            endpoint.in_flight -= 1
+            if slow:
+                endpoint.failures += 1
+                endpoint.back_at = now + self._delay(endpoint.failures)
+
+    def may_retry(self, error: ServingError, attempts: int) -> bool:
+        """Whether a call that failed after so many attempts is tried again; it then counts in the budget."""
+        refused = error.retry_after is not None and error.retry_after < 0
+        return error.code in RETRIED and not refused and attempts < self.retries.attempts and self.spend()
+
+    def spend(self) -> bool:
+        """Take one call from the budget; returns whether there was one."""
+        with self._lock:
+            if self.tokens < 1.0:
+                return False
+            self.tokens -= 1.0
+            return True
+
+    def wait(self, now: float, tried: Collection[Endpoint]) -> float:
+        """Return the seconds until the next attempt: none while a server that was not `tried` is there."""
+        with self._lock:
+            if any(each not in tried and each.back_at <= now for each in self.endpoints):
+                return 0.0
+            return max(0.0, min(each.back_at for each in self.endpoints) - now)
+
+    def _delay(self, failures: int) -> float:
+        delay = min(self.retries.first_delay * 2.0 ** min(failures - 1, 30), self.retries.longest_delay)
+        return delay * random.uniform(0.8, 1.2)

@@ -1,0 +1,275 @@
+"""What both clients share: the protocols' methods, the settings of a connection, and errors of gRPC."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypedDict
+
+from triglot.client import wire
+from triglot.client.balancer import Balancer, Endpoint, Retries
+from triglot.client.wire import Inputs, Outputs, Parameters, Query
+from triglot.core.errors import Code, Internal, ServingError, error_of
+
+if TYPE_CHECKING:
+    import grpc
+
+SECONDS: Final = 60.0
+HEALTH: Final = "/grpc.health.v1.Health/Check"
+HEALTH_SECONDS: Final = 5.0
+SEQUENCE: Final = "sequence_id"
+PREFIX: Final = "TRIGLOT_CLIENT_"
+Token = str | Callable[[], str]
+Metadata = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """A protocol's methods, as gRPC paths, with their messages."""
+
+    infer: str
+    request: Callable[[Query], bytes]
+    outputs: Callable[[bytes], Outputs]
+    stream: str = ""
+    """"": it has none."""
+
+
+PROTOCOLS: Final[Mapping[str, Protocol]] = {
+    "kserve": Protocol(
+        "/inference.GRPCInferenceService/ModelInfer",
+        wire.kserve_request,
+        wire.kserve_outputs,
+        "/inference.GRPCInferenceService/ModelStreamInfer",
+    ),
+    "tensorflow_serving": Protocol(
+        "/tensorflow.serving.PredictionService/Predict", wire.predict_request, wire.predict_outputs
+    ),
+}
+CHANNEL: Final = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.use_local_subchannel_pool", 1),  # By default, equal channels share a connection.
+    ("grpc.enable_retries", 0),  # The client's own go to other servers.
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+)
+"""With gRPC's own, a server that was restarted is called again up to two minutes later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """How servers are verified, and the client's own certificate; PEM files.
+
+    `ca`: the certificates to trust; None for those of gRPC. `certificate`, `key`: for servers that ask for them.
+    """
+
+    ca: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+
+    def __post_init__(self) -> None:
+        if (self.certificate is None) != (self.key is None):
+            raise ValueError("expected a certificate and its key, or neither")
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """Return gRPC's credentials. Raise `OSError` for a file that cannot be read."""
+        import grpc  # noqa: PLC0415 - nothing else here needs it.
+
+        files = (self.ca, self.key, self.certificate)
+        return grpc.ssl_channel_credentials(*(None if file is None else file.read_bytes() for file in files))
+
+
+class Options(TypedDict, total=False):
+    """How a client calls.
+
+    `protocol`: "kserve" or "tensorflow_serving". `timeout`: limit of a call in seconds, its attempts together.
+    `token`: sent as `authorization: Bearer`, or a function that returns it, called for each call. `headers`: sent
+    with each call. `tls`: how to verify servers; None: no TLS. `retries`: see `Retries`.
+    """
+
+    protocol: str
+    timeout: float
+    token: Token
+    headers: Mapping[str, str] | None
+    tls: Tls | None
+    retries: Retries
+
+
+class CallOptions(TypedDict, total=False):
+    """What a call may say beside model and inputs: see `Query`."""
+
+    version: int
+    signature: str
+    outputs: Sequence[str]
+    parameters: Parameters
+    request_id: str
+    timeout: float | None
+    headers: Mapping[str, str] | None
+
+
+@dataclass(slots=True)
+class Sending:
+    """A call while it is sent, to one server or several."""
+
+    message: bytes
+    metadata: Metadata
+    deadline: float
+    """In seconds of the monotonic clock."""
+    sequence: int
+    """A number of its sequence, whose calls change a state: they go to one server, and once. 0: none."""
+    tried: list[Endpoint] = field(default_factory=list)
+
+    def left(self) -> float:
+        """Return the seconds until the deadline."""
+        return max(0.0, self.deadline - time.monotonic())
+
+
+class Settings:
+    """What both clients are made of: servers, protocol, limits."""
+
+    def __init__(
+        self,
+        servers: str | Sequence[str],
+        *,
+        protocol: str = "kserve",
+        timeout: float = SECONDS,
+        token: Token = "",
+        headers: Mapping[str, str] | None = None,
+        tls: Tls | None = None,
+        retries: Retries | None = None,
+    ) -> None:
+        addresses = [servers] if isinstance(servers, str) else list(servers)
+        for address in addresses:
+            if "://" in address and not address.startswith("unix:"):
+                raise ValueError(f"expected HOST:PORT of a server's gRPC port, got {address!r}")
+        if not addresses:
+            raise ValueError("expected the address of at least one server, got none")
+        if protocol not in PROTOCOLS:
+            raise ValueError(f"protocol: expected {' or '.join(PROTOCOLS)}, got {protocol!r}")
+        self.protocol = PROTOCOLS[protocol]
+        self.retries = retries or Retries()
+        self.balancer = Balancer([Endpoint(address) for address in addresses], self.retries)
+        self.credentials = None if tls is None else tls.credentials()
+        self._timeout = timeout
+        self._token = token
+        self._headers = _lower(headers)
+
+    def sending(self, model: str, inputs: Inputs, options: CallOptions) -> Sending:
+        """Return a call to send.
+
+        Raise `TypeError` for what the protocol cannot express, `ValueError` as `metadata`.
+        """
+        query = Query(model=model, inputs=inputs, **options)
+        timeout = self._timeout if query.timeout is None else query.timeout
+        sequence = query.parameters.get(SEQUENCE)
+        return Sending(
+            self.protocol.request(query),
+            (*self.metadata(), *_lower(query.headers)),
+            time.monotonic() + timeout,
+            zlib.crc32(str(sequence).encode()) or 1 if sequence else 0,
+        )
+
+    def stream_method(self) -> str:
+        """Return the method of streams. Raise `TypeError` if the protocol has none."""
+        if not self.protocol.stream:
+            raise TypeError("TensorFlow Serving has no streams: expected protocol kserve")
+        return self.protocol.stream
+
+    def metadata(self) -> Metadata:
+        """Return what is sent with each call. Raise `ValueError` for a token that HTTP cannot carry."""
+        token = self._token if isinstance(self._token, str) else self._token()
+        if not token:
+            return self._headers
+        if re.fullmatch("[!-~]+", token) is None:
+            raise ValueError("token: expected ASCII without spaces")
+        return (*self._headers, ("authorization", f"Bearer {token}"))
+
+    def begin(self, sending: Sending) -> Endpoint:
+        """Return the server for an attempt, which counts as in flight there until `end`."""
+        if sending.sequence:
+            endpoint = self.balancer.begin_at(sending.sequence)
+        else:
+            endpoint = self.balancer.begin(time.monotonic(), sending.tried)
+        sending.tried.append(endpoint)
+        return endpoint
+
+    def hedges(self, sending: Sending) -> bool:
+        """Whether a call may go to two servers at once."""
+        return self.retries.hedge_after is not None and not sending.sequence and len(self.balancer.endpoints) > 1
+
+    def wait_after(self, error: ServingError, sending: Sending) -> float:
+        """Return the seconds until the next attempt. Raise the error if there is none."""
+        if not sending.sequence and self.balancer.may_retry(error, len(sending.tried)):
+            wait = self.balancer.wait(time.monotonic(), sending.tried)
+            if wait < sending.left():
+                return wait
+        raise error
+
+    def end(self, endpoint: Endpoint, error: ServingError | None) -> None:
+        """Note the outcome of an attempt."""
+        self.balancer.end(endpoint, error, time.monotonic())
+
+
+def _lower(headers: Mapping[str, str] | None) -> Metadata:
+    return tuple((name.lower(), value) for name, value in (headers or {}).items())
+
+
+def from_environment() -> tuple[list[str], Options]:
+    """Return the servers and options that environment variables give.
+
+    TRIGLOT_CLIENT_SERVERS (addresses with commas), TRIGLOT_CLIENT_PROTOCOL, TRIGLOT_CLIENT_TIMEOUT in seconds,
+    TRIGLOT_CLIENT_TLS_CA, TRIGLOT_CLIENT_TLS_CERTIFICATE and TRIGLOT_CLIENT_TLS_KEY (PEM files), TRIGLOT_TOKEN.
+    Raise `ValueError` for one that is wrong or unknown.
+    """
+    found = {name.removeprefix(PREFIX): text for name, text in os.environ.items() if name.startswith(PREFIX)}
+    servers = [address.strip() for address in found.pop("SERVERS", "").split(",") if address.strip()]
+    if not servers:
+        raise ValueError(f"{PREFIX}SERVERS: expected addresses of gRPC servers, such as 127.0.0.1:8001")
+    options: Options = {"token": os.environ.get("TRIGLOT_TOKEN", "")}
+    if text := found.pop("TIMEOUT", ""):
+        try:
+            options["timeout"] = float(text)
+        except ValueError:
+            raise ValueError(f"{PREFIX}TIMEOUT: expected seconds, got {text!r}") from None
+    if text := found.pop("PROTOCOL", ""):
+        options["protocol"] = text
+    paths = (found.pop(name, "") for name in ("TLS_CA", "TLS_CERTIFICATE", "TLS_KEY"))
+    files = [Path(path) if path else None for path in paths]
+    if any(files):
+        options["tls"] = Tls(*files)
+    if found:
+        raise ValueError(f"unknown variable {PREFIX}{next(iter(found))}")
+    return servers, options
+
+
+def serving_error(error: grpc.RpcError) -> ServingError:
+    """Return the `ServingError` for an error of gRPC, with when the server wants to be called again."""
+    code = Code(error.code().value[0])
+    pushback = dict(error.trailing_metadata() or ()).get("grpc-retry-pushback-ms", "")
+    seconds = None
+    if pushback:
+        # Whatever is no number means, as to gRPC's own clients, that it is not to be tried again.
+        seconds = int(pushback) / 1000 if re.fullmatch("[0-9]{1,9}", pushback) else -1.0
+    return error_of({"code": code, "message": error.details() or code.name, "retry_after": seconds})
+
+
+def is_absent(error: ServingError) -> bool:
+    """Whether an answer to a question of health says that no server is ready there."""
+    return error.code in (Code.NOT_FOUND, Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED)
+
+
+def outputs_of(read: Callable[[bytes], Outputs], message: bytes) -> Outputs:
+    """Return a response's arrays. Raise `ServingError` for a message that cannot be read."""
+    try:
+        return read(message)
+    except wire.StreamError as error:
+        raise ServingError(str(error)) from None
+    except Exception as error:  # Fields of another message may be of any kind.
+        raise Internal(f"the response cannot be read: {error}") from error

@@ -1,0 +1,85 @@
+"""Which server a call goes to, and when it is tried again."""
+
+from __future__ import annotations
+
+import pytest
+
+from triglot.client.balancer import Balancer, Endpoint, Retries
+from triglot.core.errors import DeadlineExceeded, InvalidArgument, QueueFull, Unavailable
+
+LOST = Unavailable("lost")
+
+
+def balancer(count: int = 3, **retries: float) -> Balancer:
+    return Balancer([Endpoint(str(number)) for number in range(count)], Retries(**retries))  # type: ignore[arg-type]
+
+
+def test_the_one_with_fewest_calls_and_each_in_turn() -> None:
+    made = balancer()
+    taken = [made.begin(0.0) for _ in range(6)]
+    assert sorted(each.address for each in taken) == ["0", "0", "1", "1", "2", "2"]
+    made.end(taken[0], None, 0.0)
+    assert made.begin(0.0) is taken[0]
+
+
+def test_one_that_failed_is_left_alone_until_one_call_finds_it_back() -> None:
+    made = balancer(first_delay=1.0)
+    lost = made.begin(0.0)
+    made.end(lost, LOST, 0.0)
+    others = [made.begin(0.1) for _ in range(20)]
+    assert lost not in others
+    for other in others:
+        made.end(other, None, 0.2)
+    assert [lost, lost].count(made.begin(2.0)) + [made.begin(2.0) for _ in range(5)].count(lost) <= 2
+    made.end(lost, None, 2.1)
+    assert lost.failures == 0
+
+
+@pytest.mark.parametrize("error", [LOST, DeadlineExceeded("late"), QueueFull("full", retry_after=5.0)])
+def test_what_makes_another_server_preferred(error: Unavailable) -> None:
+    made = balancer(2)
+    lost = made.begin(0.0)
+    made.end(lost, error, 0.0)
+    assert made.begin(0.01) is not lost
+
+
+def test_an_answer_that_says_what_was_wrong_is_no_failure() -> None:
+    made = balancer(2)
+    asked = made.begin(0.0)
+    made.end(asked, InvalidArgument("no such input"), 0.0)
+    assert (asked.failures, asked.back_at) == (0, 0.0)
+    assert not made.may_retry(InvalidArgument("no such input"), 1)
+
+
+def test_when_it_is_tried_again() -> None:
+    made = balancer(2)
+    first = made.begin(0.0)
+    made.end(first, QueueFull("full", retry_after=3.0), 0.0)
+    assert made.wait(0.0, [first]) == 0.0  # The other one is there.
+    second = made.begin(0.0, [first])
+    assert second is not first
+    made.end(second, QueueFull("full", retry_after=2.0), 0.0)
+    assert made.wait(0.5, [first, second]) == pytest.approx(1.5)
+    assert made.begin(2.0, [first, second]) is second
+
+
+def test_attempts_and_the_budget() -> None:
+    made = balancer(attempts=3, budget=0.5, burst=2)
+    assert made.may_retry(LOST, 1)
+    assert not made.may_retry(LOST, 3)  # No more attempts.
+    assert made.may_retry(LOST, 2)
+    assert not made.may_retry(LOST, 1)  # The budget is used up.
+    for _ in range(2):
+        made.end(made.begin(0.0), None, 0.0)
+    assert made.may_retry(LOST, 1)
+    assert not made.may_retry(Unavailable("never again", retry_after=-1.0), 1)
+
+
+def test_a_sequence_has_one_server() -> None:
+    made = balancer()
+    assert len({made.begin_at(77).address for _ in range(5)}) == 1
+
+
+def test_retries_are_checked() -> None:
+    with pytest.raises(ValueError, match="expected attempts >= 1"):
+        Retries(attempts=0)

@@ -1,0 +1,349 @@
+"""The clients, blocking and asyncio, against servers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import signal
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from concurrent import futures
+from pathlib import Path
+from typing import Any, Self
+
+import grpc
+import numpy as np
+import pytest
+import trustme
+
+import triglot
+from process import write_model
+from triglot.client import AsyncClient, Client, Outputs, Retries, Tls
+from triglot.core.errors import Code
+from triglot.testing import GatedModel, serve
+
+PREDICT, INFER = "tensorflow_serving", "kserve"
+X = np.array([1.5, 2.0], np.float32)
+
+
+class Echo(triglot.Model):
+    """Returns each input that it gets, and the request's parameters."""
+
+    inputs = tuple(
+        triglot.TensorSpec(name.lower(), name, [-1, -1], optional=True)
+        for name in ("BOOL", "INT8", "INT64", "UINT16", "UINT64", "FP16", "FP32", "FP64", "BF16", "BYTES")
+    )
+    outputs = tuple(triglot.TensorSpec(f"{spec.name}_out", spec.datatype, spec.shape) for spec in inputs)
+
+    def infer(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        return {f"{name}_out": array for name, array in inputs.items()}
+
+
+class Count(triglot.Model):
+    inputs = (triglot.TensorSpec("x", "FP32", [-1]),)
+    outputs = (triglot.TensorSpec("y", "FP32", [-1]),)
+
+    def infer(self, inputs: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        for number in range(3):
+            yield {"y": inputs["x"] + number}
+        if inputs["x"].size > 2:
+            raise triglot.InvalidArgument("x: expected at most 2 elements")
+
+
+class OnLoop:
+    """An `AsyncClient` on an event loop of its own, with the methods of `Client`."""
+
+    def __init__(self, *servers: Any, **options: Any) -> None:
+        self._runner = asyncio.Runner()
+
+        async def make() -> AsyncClient:
+            return AsyncClient(*servers, **options)
+
+        self._client = self._runner.run(make())
+
+    def infer(self, *arguments: Any, **options: Any) -> Outputs:
+        return self._runner.run(self._client.infer(*arguments, **options))
+
+    def is_ready(self, model: str = "") -> bool:
+        return self._runner.run(self._client.is_ready(model))
+
+    def stream(self, *arguments: Any, **options: Any) -> Iterator[Outputs]:
+        return self._answers(self._client.stream(*arguments, **options))
+
+    def _answers(self, answers: AsyncGenerator[Outputs, None]) -> Iterator[Outputs]:
+        async def step() -> Outputs | None:
+            return await anext(answers, None)
+
+        try:
+            while (outputs := self._runner.run(step())) is not None:
+                yield outputs
+        finally:
+            self._runner.run(answers.aclose())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._runner.run(self._client.close())
+        self._runner.close()
+
+
+KINDS = pytest.mark.parametrize("kind", [Client, OnLoop], ids=["blocking", "asyncio"])
+Kind = Callable[..., Client]
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with serve({"echo": Echo, "count": Count, "same": GatedModel()}) as server:
+        yield server.grpc_address
+
+
+@KINDS
+@pytest.mark.parametrize("protocol", [INFER, PREDICT])
+def test_every_datatype(address: str, kind: Kind, protocol: str) -> None:
+    random = np.random.default_rng(3)
+    inputs: dict[str, Any] = {"bytes": np.array([[b"", b"\xff\x00"], [b"a", b"bc"]], object)}
+    for spec in Echo.inputs:
+        if spec.datatype != "BYTES":
+            dtype = triglot.core.tensor.DATATYPES[spec.datatype].dtype
+            inputs[spec.name] = random.integers(0, 2, (3, 2)).astype(dtype)
+    with kind(address, protocol=protocol) as client:
+        outputs = client.infer("echo", inputs)
+        assert set(outputs) >= {f"{name}_out" for name in inputs}
+        for name, array in inputs.items():
+            assert outputs[f"{name}_out"].dtype == array.dtype
+            assert outputs[f"{name}_out"].tolist() == array.tolist()
+        assert outputs.model_version == "1"
+
+
+@KINDS
+def test_what_a_call_may_say(address: str, kind: Kind) -> None:
+    large = np.arange(2**21, dtype=np.float32).reshape(1, -1)
+    with kind(address, headers={"X-Tenant": "a"}) as client:
+        outputs = client.infer(
+            "echo",
+            {"fp32": large, "fp64": [[0.5]]},
+            version=1,
+            outputs=["fp32_out"],
+            request_id="7",
+            headers={"a": "b"},
+        )
+        assert list(outputs) == ["fp32_out"]
+        assert outputs["fp32_out"].tobytes() == large.tobytes()
+        assert outputs.request_id == "7"
+        with pytest.raises(TypeError, match="unexpected keyword argument 'versions'"):
+            client.infer("echo", {}, versions=1)  # type: ignore[call-arg]
+
+
+@KINDS
+def test_the_servers_errors(address: str, kind: Kind) -> None:
+    with kind(address) as client:
+        with pytest.raises(triglot.NotFound, match="none"):
+            client.infer("none", {"x": X})
+        with pytest.raises(triglot.InvalidArgument, match="fp32"):
+            client.infer("echo", {"fp32": np.array([[1]], np.int32)})
+    with kind(address, protocol=PREDICT) as client:
+        with pytest.raises(triglot.NotFound):
+            client.infer("none", {"x": X})
+        with pytest.raises(TypeError, match="no streams"):
+            client.stream("count", {"x": X})
+
+
+@KINDS
+def test_a_stream(address: str, kind: Kind) -> None:
+    with kind(address) as client:
+        assert [outputs["y"].tolist() for outputs in client.stream("count", {"x": X})] == [
+            [1.5, 2.0],
+            [2.5, 3.0],
+            [3.5, 4.0],
+        ]
+        with contextlib.closing(client.stream("count", {"x": X})) as answers:
+            assert next(answers)["y"].tolist() == [1.5, 2.0]
+        answers = client.stream("count", {"x": np.zeros(3, np.float32)})
+        assert [next(answers)["y"].tolist() for _ in range(3)][2] == [2.0, 2.0, 2.0]
+        with pytest.raises(triglot.ServingError, match="at most 2 elements"):
+            next(answers)
+
+
+@KINDS
+def test_readiness(address: str, kind: Kind) -> None:
+    with kind([address, "127.0.0.1:1"]) as client:
+        assert client.is_ready()
+        assert client.is_ready("echo")
+        assert not client.is_ready("none")
+
+
+@KINDS
+def test_a_server_that_refuses_connections(address: str, kind: Kind) -> None:
+    """Of two servers, one refuses connections: every call has an answer of the other."""
+    with kind(["127.0.0.1:1", address]) as client:
+        for number in range(50):
+            assert client.infer("same", {"x": [np.float32(number)]})["y"] == number
+    with kind("127.0.0.1:1", retries=Retries(attempts=2)) as client, pytest.raises(triglot.Unavailable):
+        client.infer("same", {"x": X})
+
+
+@KINDS
+def test_one_of_three_servers_ends_meanwhile(kind: Kind) -> None:
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(serve({"same": GatedModel()})) for _ in range(2)]
+        with serve({"same": GatedModel()}) as last:
+            client = stack.enter_context(kind([*(server.grpc_address for server in servers), last.grpc_address]))
+            for number in range(30):
+                assert client.infer("same", {"x": [np.float32(number)]})["y"] == number
+        for number in range(100):
+            assert client.infer("same", {"x": [np.float32(number)]})["y"] == number
+
+
+@KINDS
+def test_a_second_server_answers_for_a_slow_one(kind: Kind) -> None:
+    slow, quick = GatedModel("infer"), GatedModel()
+    with serve({"gated": slow}) as first, serve({"gated": quick}) as other:
+        addresses = [first.grpc_address, other.grpc_address]
+        try:
+            with kind(addresses, retries=Retries(hedge_after=0.05)) as client:
+                for _ in range(10):
+                    assert client.infer("gated", {"x": X})["y"].tolist() == X.tolist()
+            slow.wait_until_at("infer")
+        finally:
+            slow.open_point("infer")
+
+
+@contextlib.contextmanager
+def answering(code: grpc.StatusCode, *trailers: tuple[str, str]) -> Iterator[tuple[str, list[bytes]]]:
+    """A server that ends every call with this status; yields its address, and the requests that came."""
+    came: list[bytes] = []
+
+    def refuse(request: bytes, context: grpc.ServicerContext) -> bytes:
+        came.append(request)
+        context.set_trailing_metadata(trailers)
+        context.abort(code, "not now")
+        return b""
+
+    class Handler(grpc.GenericRpcHandler):  # type: ignore[misc]
+        def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+            return grpc.unary_unary_rpc_method_handler(refuse)
+
+    server = grpc.server(futures.ThreadPoolExecutor(2))
+    server.add_generic_rpc_handlers((Handler(),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}", came
+    finally:
+        server.stop(None).wait()
+
+
+PUSHBACK = "grpc-retry-pushback-ms"
+
+
+@KINDS
+@pytest.mark.parametrize(
+    ("code", "trailers", "parameters", "attempts"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, [], {}, 3),
+        (grpc.StatusCode.UNAVAILABLE, [(PUSHBACK, "10")], {}, 3),
+        (grpc.StatusCode.UNAVAILABLE, [(PUSHBACK, "-1")], {}, 1),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, [(PUSHBACK, "60000")], {}, 1),  # Later than the deadline.
+        (grpc.StatusCode.INVALID_ARGUMENT, [], {}, 1),
+        (grpc.StatusCode.UNAVAILABLE, [], {"sequence_id": 7}, 1),
+    ],
+)
+def test_when_a_call_is_tried_again(
+    kind: Kind, code: grpc.StatusCode, trailers: list[tuple[str, str]], parameters: dict[str, Any], attempts: int
+) -> None:
+    retries = Retries(attempts=3, first_delay=0.01)
+    with (
+        answering(code, *trailers) as (address, came),
+        kind(address, timeout=20, retries=retries) as client,
+        pytest.raises(triglot.ServingError, match="not now") as raised,
+    ):
+        client.infer("m", {"x": X}, parameters=parameters)
+    assert raised.value.code is Code(code.value[0])
+    assert len(came) == attempts
+
+
+@KINDS
+def test_calls_of_a_sequence_go_to_one_server(kind: Kind) -> None:
+    with (
+        answering(grpc.StatusCode.INTERNAL) as (address, came),
+        answering(grpc.StatusCode.INTERNAL) as (other, also_came),
+        kind([address, other]) as client,
+    ):
+        for _ in range(6):
+            with pytest.raises(triglot.Internal):
+                client.infer("m", {"x": X}, parameters={"sequence_id": "a"})
+    assert sorted((len(came), len(also_came))) == [0, 6]
+
+
+@KINDS
+def test_tls_and_a_token(kind: Kind, tmp_path: Path) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
+    hashed = hashlib.sha256(b"secret").hexdigest()
+    access = tmp_path / "access.toml"
+    access.write_text(f'[client.a]\ntokens_sha256 = ["{hashed}"]\noperations = ["infer"]\n')
+    pem = str(tmp_path / "server.pem")
+    with serve({"same": GatedModel()}, tls_certificate=pem, tls_key=pem, access=str(access)) as server:
+        address, tls = f"localhost:{server.grpc_port}", Tls(ca=tmp_path / "ca.pem")
+        with kind(address, tls=tls, token=lambda: "secret") as client:
+            assert client.infer("same", {"x": X})["y"].tolist() == X.tolist()
+        with kind(address, tls=tls) as client, pytest.raises(triglot.ServingError) as raised:
+            client.infer("same", {"x": X})
+        assert raised.value.code is Code.UNAUTHENTICATED
+        with kind(address, retries=Retries(attempts=1), timeout=20) as client, pytest.raises(triglot.Unavailable):
+            client.infer("same", {"x": X})
+    with pytest.raises(ValueError, match="a certificate and its key, or neither"):
+        Tls(certificate=tmp_path / "server.pem")
+
+
+@KINDS
+def test_a_server_that_is_stopped(kind: Kind, tmp_path: Path) -> None:
+    """The system stops a server: its calls are answered by the other one, and all once it continues."""
+    write_model(tmp_path / "same")
+    with serve(tmp_path, process=True) as first, serve(tmp_path, process=True) as other:
+        inputs = {"x": np.array([7], np.int32)}
+        with kind([first.grpc_address, other.grpc_address], retries=Retries(hedge_after=0.05)) as client:
+            for _ in range(4):
+                assert client.infer("same", inputs)["y"] == 7
+            first.process.signal(signal.SIGSTOP)
+            try:
+                for _ in range(30):
+                    assert client.infer("same", inputs)["y"] == 7
+            finally:
+                first.process.signal(signal.SIGCONT)
+            for _ in range(10):
+                assert client.infer("same", inputs)["y"] == 7
+
+
+@KINDS
+def test_settings_of_the_environment(address: str, kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIGLOT_CLIENT_SERVERS", f"{address}, 127.0.0.1:1")
+    monkeypatch.setenv("TRIGLOT_CLIENT_PROTOCOL", PREDICT)
+    monkeypatch.setenv("TRIGLOT_CLIENT_TIMEOUT", "20")
+    with Client.from_env() as client:
+        assert client.infer("same", {"x": [np.float32(1)]})["y"] == 1
+    monkeypatch.setenv("TRIGLOT_CLIENT_TIMEOUT", "soon")
+    with pytest.raises(ValueError, match="TRIGLOT_CLIENT_TIMEOUT: expected seconds, got 'soon'"):
+        Client.from_env()
+    monkeypatch.delenv("TRIGLOT_CLIENT_TIMEOUT")
+    monkeypatch.setenv("TRIGLOT_CLIENT_SERVER", "x")
+    with pytest.raises(ValueError, match=r"unknown variable TRIGLOT_CLIENT_SERVER$"):
+        Client.from_env()
+    monkeypatch.delenv("TRIGLOT_CLIENT_SERVERS")
+    with pytest.raises(ValueError, match="TRIGLOT_CLIENT_SERVERS: expected addresses"):
+        Client.from_env()
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"servers": "http://127.0.0.1:8000"}, "expected HOST:PORT of a server's gRPC port, got 'http"),
+        ({"servers": []}, "at least one server"),
+        ({"servers": "a:1", "protocol": "v2"}, "expected kserve or tensorflow_serving, got 'v2'"),
+    ],
+)
+def test_wrong_settings(options: dict[str, Any], error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        Client(**options)
