@@ -33,7 +33,7 @@ test test-oldest: export OPENBLAS_NUM_THREADS = 1
 test:  ## Every test; ARGS="-n 0" to debug, COVERAGE=1 to print what they reach, EXAMPLES=N to try more of each property.
 	@python="$(call environment,dev)" && \
 	$(if $(filter compiled,$(BUILD)),export COMPILED_BUILD="$(call compiled)" && export PYTHONPATH="$$COMPILED_BUILD" &&) \
-	"$$python" $(PYTEST) -n $(WORKERS) --dist worksteal $(ARGS) \
+	"$$python" $(PYTEST) -n $(WORKERS) --dist loadfile $(ARGS) \
 	$(if $(COVERAGE),&& "$$python" -m coverage combine --quiet && "$$python" -m coverage report)
 
 fuzz:  ## The same random inputs for the plain and the compiled build, for SECONDS; ARGS="--seed N" for others.
@@ -42,7 +42,7 @@ fuzz:  ## The same random inputs for the plain and the compiled build, for SECON
 
 test-oldest:  ## The tests of contracts, codecs and backends, with the oldest libraries that are admitted.
 	@python="$(call environment,oldest)" && \
-	"$$python" -m pytest -n $(WORKERS) --dist worksteal --grpc-transport aio -m "not newest" $(WITH_OLDEST) $(ARGS)
+	"$$python" -m pytest -n $(WORKERS) --dist loadfile --grpc-transport aio -m "not newest" $(WITH_OLDEST) $(ARGS)
 
 check:  ## Lint, types, and that generated files are what their sources make.
 	@python="$(call environment,dev)" && set -ex && \
