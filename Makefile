@@ -38,7 +38,7 @@ test:  ## Every test; ARGS="-n 0" to debug, COVERAGE=1 to print what they reach,
 
 fuzz:  ## The same random inputs for the plain and the compiled build, for SECONDS; ARGS="--seed N" for others.
 	@python="$(call environment,dev)" && \
-	"$$python" -W error tests/differential.py "$(call compiled)" --seconds $(or $(SECONDS),60) $(ARGS)
+	"$$python" -W error -m tests.differential "$(call compiled)" --seconds $(or $(SECONDS),60) $(ARGS)
 
 test-oldest:  ## The tests of contracts, codecs and backends, with the oldest libraries that are admitted.
 	@python="$(call environment,oldest)" && \

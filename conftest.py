@@ -2,7 +2,12 @@
 
 import os
 
-pytest_plugins = ["grpc_transport", "forked", "ray_nodes", "json_libraries"]
+pytest_plugins = [
+    "tests.transports.grpc_transport",
+    "tests.forked",
+    "tests.executors.ray_nodes",
+    "tests.json_libraries",
+]
 
 try:
     from hypothesis import HealthCheck, settings

@@ -25,11 +25,10 @@ from xml.sax.saxutils import escape
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests" / folder) for folder in (".", "access", "deploy", "transports")]
 
-from observed import GREEDY, TOKEN, Observed, observed  # noqa: E402 - these are of the tests.
-from prometheus_server import Prometheus, prometheus  # noqa: E402
-from shipped import filled, legend_of, picture_of, rows_of_panels  # noqa: E402
-
-from protocol_clients.every_protocol import INTERFACES, MODEL  # noqa: E402
+from tests.deploy.observed import GREEDY, TOKEN, Observed, observed  # noqa: E402 - these are of the tests.
+from tests.deploy.prometheus_server import Prometheus, prometheus  # noqa: E402
+from tests.deploy.shipped import filled, legend_of, picture_of, rows_of_panels  # noqa: E402
+from tests.protocol_clients.every_protocol import INTERFACES, MODEL  # noqa: E402
 
 FOLDER = ROOT / "docs" / "pictures"
 MOST_BYTES = 280_000

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from process import clean_environment
+from tests.process import clean_environment
 from triglot.platform.cpus import usable_cpus
 
 V1 = "5:cpu,cpuacct:{path}\n4:memory,hugetlb:{path}\n3:cpuset:/elsewhere\n0::/\n"

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-import environments
+from tests import environments
 
 DEPLOY = environments.ROOT / "deploy"
 KSERVE = DEPLOY / "kserve"

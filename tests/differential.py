@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from damaged_inputs import (
+from tests.damaged_inputs import (
     SIGNATURES,
     TEXTS,
     any_outputs,
@@ -516,7 +516,7 @@ class Build:
 
     def __init__(self, folder: str, arguments: list[str]) -> None:
         environment = os.environ | {"PYTHONPATH": folder, "PYTHONHASHSEED": "0"}
-        command = [sys.executable, __file__, *arguments]
+        command = [sys.executable, "-m", "tests.differential", *arguments]
         self.process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
 
     def line(self) -> str:

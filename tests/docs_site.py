@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import environments
+from tests import environments
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD_SECONDS = 120

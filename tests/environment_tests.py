@@ -5,8 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-import environments
-from process import clean_environment
+from tests import environments
+from tests.process import clean_environment
 
 RUN_SECONDS = 900
 

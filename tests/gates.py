@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from process import write_model
-from waiting import wait_until
+from tests.process import write_model
+from tests.waiting import wait_until
 
 GATE = """
 import time

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from process import unused_ports
+from tests.process import unused_ports
 
 PROJECTS = Path(__file__).parent / "grps_projects"
 TOYS = PROJECTS / "toys"

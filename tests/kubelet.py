@@ -18,8 +18,8 @@ from typing import Any, Self
 
 import pytest
 
-import environments
-from process import SECONDS, clean_environment
+from tests import environments
+from tests.process import SECONDS, clean_environment
 from triglot.testing.process import Lines
 
 CONTAINER = Path(__file__).parent / "container.sh"

@@ -18,9 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import grpc_transport
-
-from forked import READ_LATE, Forked, compiled_build, modules_of
+from tests.forked import READ_LATE, Forked, compiled_build, modules_of
+from tests.transports import grpc_transport
 from triglot.testing.process import Lines, Process
 
 SECONDS = 60

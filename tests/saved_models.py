@@ -8,8 +8,8 @@ import subprocess
 from functools import partial
 from pathlib import Path
 
-import environments
-from kept_files import kept_files
+from tests import environments
+from tests.kept_files import kept_files
 
 SCRIPTS = Path(__file__).parent / "e2e" / "clients"
 

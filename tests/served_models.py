@@ -11,13 +11,13 @@ import pytest
 from numpy.typing import NDArray
 
 import triglot
+from tests.waiting import until
 from triglot import testing
 from triglot.core.call import Call
 from triglot.core.errors import ServingError
 from triglot.core.operation import EVERYTHING
 from triglot.core.types import InferenceRequest, InputTensor
 from triglot.testing import GatedModel
-from waiting import until
 
 SECONDS = 20
 """Deadline of every wait; only a failing test waits as long."""

@@ -17,7 +17,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as Message
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
-from process import SECONDS
+from tests.process import SECONDS
 
 EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 SERVER, INTERNAL = Message.SPAN_KIND_SERVER, Message.SPAN_KIND_INTERNAL

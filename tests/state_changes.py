@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 
 import triglot
-from process import write_model
+from tests.process import write_model
 from triglot.core.operation import ADMINISTRATION, Operation
 from triglot.protocols.protocol import Context
 from triglot.protocols.registry import Rows, rows

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import triglot
-from served_models import serving
+from tests.served_models import serving
 from triglot.pb.grps.grps_pb2 import DT_FLOAT32, GenericTensor, GenericTensorData, GrpsMessage
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.telemetry import store

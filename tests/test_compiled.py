@@ -17,10 +17,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from process import LISTENING, write_model
-from test_layers import MODULES, TABLE
+from tests.process import LISTENING, write_model
+from tests.test_layers import MODULES, TABLE
+from tests.waiting import wait_until
 from triglot.testing.process import Lines
-from waiting import wait_until
 
 COMPILED = {
     module: path

@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from forked import BUILD_VARIABLE
+from tests.forked import BUILD_VARIABLE
 
 SERVER = Path(__file__).resolve().parents[1] / "server"
-FUZZER = Path(__file__).parent / "differential.py"
 
 
 def fuzz(folder: Path | str, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(FUZZER), str(folder), *options]
+    command = [sys.executable, "-m", "tests.differential", str(folder), *options]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

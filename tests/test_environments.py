@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import environments
+from tests import environments
 
 FILE = Path(__file__).parent / "environments.py"
 

@@ -16,13 +16,22 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from gates import Gate
-from process import FREE_PORTS, SECONDS, Triglot, is_listening, run_triglot, taken_port, unused_ports, write_model
-from protocol_clients.channel import grpc_channel, rpc
-from protocol_clients.kserve import answer_value, infer, infer_request, server_ready
-from protocol_clients.rest import Rest
+from tests.gates import Gate
+from tests.process import (
+    FREE_PORTS,
+    SECONDS,
+    Triglot,
+    is_listening,
+    run_triglot,
+    taken_port,
+    unused_ports,
+    write_model,
+)
+from tests.protocol_clients.channel import grpc_channel, rpc
+from tests.protocol_clients.kserve import answer_value, infer, infer_request, server_ready
+from tests.protocol_clients.rest import Rest
+from tests.waiting import wait_until
 from triglot.pb.kserve import inference_pb2 as pb
-from waiting import wait_until
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

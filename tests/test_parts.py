@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import triglot
-from process import Triglot, run_triglot, write_model
+from tests.process import Triglot, run_triglot, write_model
 from triglot import parts
 from triglot.repository.manager.warm_up import WARM_UP_FILE
 from triglot.testing import KServeGrpc, KServeRest

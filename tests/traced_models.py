@@ -13,7 +13,7 @@ import grpc.aio
 import numpy as np
 
 import triglot
-from served_models import Function, serving, twice
+from tests.served_models import Function, serving, twice
 from triglot.pb.kserve import inference_pb2 as pb
 
 PHASES = ["QUEUE_START", "COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END"]

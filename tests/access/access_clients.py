@@ -10,10 +10,10 @@ from typing import Any
 import aiohttp
 import grpc
 import grpc.aio
-from access_files import write
 
 import triglot
-from process import PLAIN_MODELS
+from tests.access.access_files import write
+from tests.process import PLAIN_MODELS
 from triglot import testing
 from triglot.pb.kserve import inference_pb2 as pb
 

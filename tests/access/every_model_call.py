@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 from google.protobuf import json_format, message_factory
 
-from state_changes import BODIES, Change, change_of
+from tests.state_changes import BODIES, Change, change_of
 from triglot.pb import service as service_descriptor
 from triglot.protocols.rows import Kind, Method, Route, Service
 

@@ -10,8 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 
-from h2_peers import Client, data, frame, message
-
+from tests.transports.h2_peers import Client, data, frame, message
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.transports.http2.core import frames
 

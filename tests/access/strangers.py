@@ -9,7 +9,8 @@ from contextlib import suppress
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import Event, ResponseReceived, StreamEnded, StreamReset, TrailersReceived
-from tls_server import HOST
+
+from tests.transports.tls_server import HOST
 
 MIB = 2**20
 BODY_BYTES = 16 * MIB

@@ -11,16 +11,16 @@ import aiohttp
 import grpc
 import grpc.aio
 import pytest
-from access_clients import GuardedServer, guarded_server, infer_request
-from access_files import anonymous, client, hash_of, write
 
 import triglot
-from process import PLAIN_MODELS, write_model
+from tests.access.access_clients import GuardedServer, guarded_server, infer_request
+from tests.access.access_files import anonymous, client, hash_of, write
+from tests.process import PLAIN_MODELS, write_model
+from tests.waiting import SECONDS, until, until_found
 from triglot import testing
 from triglot.access.control import AccessControl
 from triglot.config.options import ConfigError
 from triglot.pb.kserve import inference_pb2 as pb
-from waiting import SECONDS, until, until_found
 
 BASIC = "Basic " + base64.b64encode(b"friend:secret-of-friend").decode()
 GOOD: list[dict[str, str]] = [

@@ -8,15 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from access_clients import GuardedServer, guarded_server
-from access_files import anonymous, client, write
 from grpc import StatusCode
 
+from tests.access.access_clients import GuardedServer, guarded_server
+from tests.access.access_files import anonymous, client, write
+from tests.waiting import until
 from triglot.access.control import AccessControl
 from triglot.config.options import Config, ConfigError
 from triglot.core.errors import ServingError
 from triglot.core.operation import REST, Operation
-from waiting import until
 
 ONE = client("one", ["one"], ["infer"], rate=1000.0, models='["identity_*"]')
 FILE = client("a", ["a"], ["infer"]) + ONE

@@ -21,13 +21,14 @@ import aiohttp
 import grpc
 import grpc.aio
 import pytest
-from access_files import anonymous, client, write
 
 import triglot
-from process import FREE_PORTS, Triglot, run_triglot, write_model
-from protocol_clients.channel import SERVICE
-from protocol_clients.rest import Rest
-from served_models import Function, serving, twice
+from tests.access.access_files import anonymous, client, write
+from tests.process import FREE_PORTS, Triglot, run_triglot, write_model
+from tests.protocol_clients.channel import SERVICE
+from tests.protocol_clients.rest import Rest
+from tests.served_models import Function, serving, twice
+from tests.waiting import until, wait_until
 from triglot.core.call import Call
 from triglot.core.errors import Code, PermissionDenied, Unavailable
 from triglot.pb.kserve import inference_pb2 as pb
@@ -35,7 +36,6 @@ from triglot.telemetry import audit_log
 from triglot.telemetry.audit_log import MAX_ERROR, MAX_REFUSALS, MAX_WAITING_REFUSALS, WINDOW_SECONDS, AuditLog
 from triglot.telemetry.file_writer import MAX_WAITING
 from triglot.telemetry.log_fields import MAX_TEXT
-from waiting import until, wait_until
 
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
 TRANSPORTS = ("h2", "aio")

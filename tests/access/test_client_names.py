@@ -9,11 +9,11 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pytest
-from access_files import anonymous, client, write
 
 import triglot
-from process import FREE_PORTS, Triglot, write_model
-from served_models import X, serving
+from tests.access.access_files import anonymous, client, write
+from tests.process import FREE_PORTS, Triglot, write_model
+from tests.served_models import X, serving
 from triglot.core.call import Call
 from triglot.telemetry.loggers import ACCESS
 

@@ -19,19 +19,19 @@ from typing import Any, Protocol
 import aiohttp
 import jwt
 import pytest
-from access_files import anonymous, client, write
-from every_model_call import NAME, grpc_asks, rest_asks
-from h2_peers import Client, data, message, request_fields
-from signed_tokens import AUDIENCE, Signer, issuer, keyset
-from tls_server import HOST, Authority
 from yarl import URL
 
 import triglot
-from state_changes import REFUSED_ANYWAY, changing_server, path_of, rows_of
+from tests.access.access_files import anonymous, client, write
+from tests.access.every_model_call import NAME, grpc_asks, rest_asks
+from tests.access.signed_tokens import AUDIENCE, Signer, issuer, keyset
+from tests.state_changes import REFUSED_ANYWAY, changing_server, path_of, rows_of
+from tests.transports.h2_peers import Client, data, message, request_fields
+from tests.transports.tls_server import HOST, Authority
+from tests.waiting import until_found
 from triglot.core.operation import Operation
 from triglot.protocols.rows import Method, Route
 from triglot.transports.http2.core import frames
-from waiting import until_found
 
 ALLOWED, UNAUTHENTICATED, DENIED = "allowed", "unauthenticated", "denied"
 WORDS = {

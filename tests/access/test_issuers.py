@@ -13,20 +13,20 @@ from typing import Any
 
 import grpc
 import pytest
-from access_clients import guarded_server
-from access_files import anonymous, client, write
 from hypothesis import given
 from hypothesis import strategies as st
-from signed_tokens import AUDIENCE, ISSUER, Signer, claims_of, hmac_token, issuer, keyset, part
 
 import triglot
+from tests.access.access_clients import guarded_server
+from tests.access.access_files import anonymous, client, write
+from tests.access.signed_tokens import AUDIENCE, ISSUER, Signer, claims_of, hmac_token, issuer, keyset, part
+from tests.waiting import ever_later, wait_until
 from triglot.access.control import AccessControl
 from triglot.access.credentials import MAX_TOKEN
 from triglot.access.issuers import LEEWAY_SECONDS, MAX_VERIFIED
 from triglot.config.options import ConfigError
 from triglot.core.errors import PermissionDenied, ServingError, Unauthenticated
 from triglot.core.operation import REST, Operation, Permission
-from waiting import ever_later, wait_until
 
 ONE = Signer("one")
 OTHER = Signer("other")

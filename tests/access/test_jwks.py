@@ -13,19 +13,19 @@ from typing import Any
 
 import pytest
 import trustme
-from access_files import write
 from cryptography.hazmat.primitives.asymmetric import rsa
 from hypothesis import given
 from hypothesis import strategies as st
 from jwt.algorithms import RSAAlgorithm
-from signed_tokens import Signer, issuer, key_server, keyset
 
 import triglot
+from tests.access.access_files import write
+from tests.access.signed_tokens import Signer, issuer, key_server, keyset
+from tests.waiting import wait_until
 from triglot.access.control import AccessControl
 from triglot.access.jwks import FETCH_SECONDS, MAX_BYTES, REFRESH_SECONDS, KeySetError, KeyUrl, read_keys
 from triglot.core.errors import Code, ServingError, Unavailable
 from triglot.core.operation import REST, Operation
-from waiting import wait_until
 
 DEFAULTS = {"refresh": REFRESH_SECONDS, "timeout": FETCH_SECONDS}
 ONE, OTHER = Signer("one"), Signer("other")

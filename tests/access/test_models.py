@@ -12,13 +12,13 @@ import aiohttp
 import grpc
 import grpc.aio
 import pytest
-from access_files import client, write
-from every_model_call import Answer, grpc_asks, rest_asks
-from grpc_transport import transport_options
 
 import triglot
-from process import write_model
-from state_changes import OWN_PREDICT, PREDICT, REFUSED_ANYWAY, rows_of
+from tests.access.access_files import client, write
+from tests.access.every_model_call import Answer, grpc_asks, rest_asks
+from tests.process import write_model
+from tests.state_changes import OWN_PREDICT, PREDICT, REFUSED_ANYWAY, rows_of
+from tests.transports.grpc_transport import transport_options
 
 MODEL = """import triglot
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from access_files import client, write
 
-from process import write_model
+from tests.access.access_files import client, write
+from tests.process import write_model
 from triglot import testing
 from triglot.core.errors import Code, ServingError
 from triglot.inline import ServedAt

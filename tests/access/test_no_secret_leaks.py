@@ -15,13 +15,13 @@ import aiohttp
 import grpc.aio
 import pytest
 import trustme
-from access_clients import infer_request
-from access_files import anonymous, client, write
-from h2_peers import Client, data
-from signed_tokens import Signer, hmac_token, issuer, key_server, keyset
-from tls_server import HOST
 
-from process import FREE_PORTS, PLAIN_MODELS, SECONDS, Triglot, run_triglot, write_model
+from tests.access.access_clients import infer_request
+from tests.access.access_files import anonymous, client, write
+from tests.access.signed_tokens import Signer, hmac_token, issuer, key_server, keyset
+from tests.process import FREE_PORTS, PLAIN_MODELS, SECONDS, Triglot, run_triglot, write_model
+from tests.transports.h2_peers import Client, data
+from tests.transports.tls_server import HOST
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.transports.http2.core import frames
 

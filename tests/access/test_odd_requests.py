@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from access_files import anonymous, client, write
-from h2_peers import SECONDS, Client, data, frame
-from odd_requests import (
+
+from tests.access.access_files import anonymous, client, write
+from tests.access.odd_requests import (
     BEARER,
     BODY,
     GRPC,
@@ -38,12 +38,12 @@ from odd_requests import (
     rest_requests,
     with_credential,
 )
-from tls_server import HOST
-
-from process import write_model
-from state_changes import ChangingServer, changing_server
+from tests.process import write_model
+from tests.state_changes import ChangingServer, changing_server
+from tests.transports.h2_peers import SECONDS, Client, data, frame
+from tests.transports.tls_server import HOST
+from tests.waiting import until_found
 from triglot.transports.http2.core import frames
-from waiting import until_found
 
 SECRET = (b"4321.0", struct.pack("<f", 4321.0))
 """What the model `half` makes of the requests."""

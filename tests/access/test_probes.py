@@ -17,14 +17,14 @@ import aiohttp
 import grpc
 import grpc.aio
 import pytest
-from access_files import anonymous, write
 from cryptography import x509
-from h2_peers import Client, greeting
-from tls_server import HOST, TWICE, Authority, infer, server
 
-import environments
 import triglot
-from served_models import SECONDS
+from tests import environments
+from tests.access.access_files import anonymous, write
+from tests.served_models import SECONDS
+from tests.transports.h2_peers import Client, greeting
+from tests.transports.tls_server import HOST, TWICE, Authority, infer, server
 from triglot.transports.http2.core import frames
 
 AGENT = "kube-probe/1.37"

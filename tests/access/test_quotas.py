@@ -9,11 +9,11 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from access_clients import GuardedServer, guarded_server, infer_request
-from access_files import client
 
-from process import SECONDS, write_model
-from waiting import until
+from tests.access.access_clients import GuardedServer, guarded_server, infer_request
+from tests.access.access_files import client
+from tests.process import SECONDS, write_model
+from tests.waiting import until
 
 FAST, SLOW = {"x-api-key": "fast"}, {"x-api-key": "slow"}
 BOTH = (

@@ -6,16 +6,16 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from access_files import anonymous, client, write
-from h2_peers import SECONDS, Client, data, message, request_fields
-from test_h2_rest import answer
-from tls_server import HOST
 
-from state_changes import ChangingServer, changing_server
+from tests.access.access_files import anonymous, client, write
+from tests.state_changes import ChangingServer, changing_server
+from tests.transports.h2_peers import SECONDS, Client, data, message, request_fields
+from tests.transports.test_h2_rest import answer
+from tests.transports.tls_server import HOST
+from tests.waiting import until_found
 from triglot.core.operation import WITHDRAWN
 from triglot.pb.grps import grps_pb2
 from triglot.pb.kserve import inference_pb2 as pb
-from waiting import until_found
 
 BODY = b'{"log_info": false}'
 BEARER = ("authorization", "Bearer now")

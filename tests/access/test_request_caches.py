@@ -20,14 +20,14 @@ from typing import Any
 
 import grpc.aio
 import pytest
-from access_clients import GuardedServer, guarded_server
-from access_files import anonymous, client
-from h2_peers import Client, request_fields
 from yarl import URL
 
 import triglot
-from process import write_model
-from recorded_calls import record_call
+from tests.access.access_clients import GuardedServer, guarded_server
+from tests.access.access_files import anonymous, client
+from tests.process import write_model
+from tests.recorded_calls import record_call
+from tests.transports.h2_peers import Client, request_fields
 from triglot.access.control import AccessControl
 from triglot.access.jwks import Asked
 from triglot.config.options import Config

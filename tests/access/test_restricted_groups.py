@@ -10,11 +10,11 @@ import aiohttp
 import grpc
 import grpc.aio
 import pytest
-from test_every_row import OPTIONS, Cell, cells
 from yarl import URL
 
 import triglot
-from state_changes import changing_server
+from tests.access.test_every_row import OPTIONS, Cell, cells
+from tests.state_changes import changing_server
 from triglot.access.control import AccessControl
 from triglot.core.errors import ServingError
 from triglot.core.operation import GRPC, REST, TRITON_GROUPS, Operation

@@ -11,12 +11,12 @@ from pathlib import Path
 import grpc
 import grpc.aio
 import pytest
-from access_clients import guarded_server, infer_request
-from access_files import client, write
-from h2_peers import Client
-from strangers import MIB, MODEL_INFER, Stranger, over_grpc, over_http1, over_rest_of_http2
 
-from process import FREE_PORTS, PLAIN_MODELS, SECONDS, Triglot
+from tests.access.access_clients import guarded_server, infer_request
+from tests.access.access_files import client, write
+from tests.access.strangers import MIB, MODEL_INFER, Stranger, over_grpc, over_http1, over_rest_of_http2
+from tests.process import FREE_PORTS, PLAIN_MODELS, SECONDS, Triglot
+from tests.transports.h2_peers import Client
 from triglot.transports.http2.core import frames
 
 STRANGERS = 64

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from grps_folders import entry, write_project
-
+from tests.backends.grps_folders import entry, write_project
 from triglot.backends.grps.settings import ProjectSettings
 
 NEVER = 10_000_000

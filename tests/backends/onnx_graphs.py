@@ -11,7 +11,7 @@ from typing import Any
 import onnx
 from onnx import helper
 
-from protocol_clients.rest import Rest
+from tests.protocol_clients.rest import Rest
 from triglot import testing
 
 FLOAT = onnx.TensorProto.FLOAT

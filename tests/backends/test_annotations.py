@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from process import run_triglot
+from tests.process import run_triglot
 from triglot.model.model import signature_of
 
 # Since Python 3.14 the code that follows needs no import from __future__.

@@ -10,10 +10,10 @@ import grpc
 import numpy as np
 import pytest
 
-from process import FREE_PORTS, SECONDS, Triglot
-from protocol_clients import grps, tfserving
-from protocol_clients.channel import grpc_channel, rpc
-from protocol_clients.rest import Rest
+from tests.process import FREE_PORTS, SECONDS, Triglot
+from tests.protocol_clients import grps, tfserving
+from tests.protocol_clients.channel import grpc_channel, rpc
+from tests.protocol_clients.rest import Rest
 from triglot.core.tensor import datatype_of
 from triglot.pb.grps.grps_pb2 import GenericTensor
 from triglot.pb.kserve import inference_pb2 as pb

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-import environments
-from cgroups import output_on_one_cpu
+from tests import environments
+from tests.cgroups import output_on_one_cpu
 
 ONNX = """
 from triglot import backends

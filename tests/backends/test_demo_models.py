@@ -11,8 +11,8 @@ import aiohttp
 import numpy as np
 import pytest
 
-import environments
-from process import outcome, start_python
+from tests import environments
+from tests.process import outcome, start_python
 from triglot import testing
 from triglot.run import DEMO
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import triglot
-from served_models import (
+from tests.served_models import (
     SECONDS,
     Arrays,
     Function,
@@ -28,11 +28,11 @@ from served_models import (
     twice,
     twice_on_loop,
 )
+from tests.waiting import until
 from triglot.core.call import Call
 from triglot.core.errors import Code
 from triglot.core.operation import EVERYTHING
 from triglot.core.types import InferenceRequest, InputTensor
-from waiting import until
 
 AB = [triglot.TensorSpec(name, "INT32", [-1]) for name in ("a", "b")]
 

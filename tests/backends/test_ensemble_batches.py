@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import triglot
-from served_models import SECONDS, Arrays, Function, ensemble, ints, serving, step
+from tests.served_models import SECONDS, Arrays, Function, ensemble, ints, serving, step
+from tests.waiting import until
 from triglot.core.call import Call
 from triglot.core.errors import Code
 from triglot.core.request_scheduling import PLAIN
-from waiting import until
 
 BATCHED: dict[str, Any] = {"max_batch_size": 64, "dynamic_batching": triglot.DynamicBatching()}
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import triglot
-from served_models import Arrays, Function, Gated, both, calling, ensemble, ints, serving, step, twice
+from tests.served_models import Arrays, Function, Gated, both, calling, ensemble, ints, serving, step, twice
+from tests.waiting import until
 from triglot.core.call import Call
 from triglot.core.errors import Code
-from waiting import until
 
 AB = [triglot.TensorSpec(name, "INT32", [-1]) for name in ("a", "b")]
 ADD = Function(lambda inputs: {"y": inputs["a"] + inputs["b"]}, inputs=AB)

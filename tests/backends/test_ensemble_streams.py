@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 import triglot
-from served_models import Arrays, Function, Gated, Served, ensemble, ints, serving, step, twice
+from tests.served_models import Arrays, Function, Gated, Served, ensemble, ints, serving, step, twice
+from tests.waiting import until
 from triglot.core.awaiting import Responses
 from triglot.core.call import Call
 from triglot.core.errors import Code, ServingError
@@ -21,7 +22,6 @@ from triglot.core.operation import EVERYTHING
 from triglot.core.types import InferenceRequest, InputTensor
 from triglot.dataplane.request_path import Decoupled
 from triglot.model.ensemble import MAX_RUNS
-from waiting import until
 
 AB = [triglot.TensorSpec(name, "INT32", [-1]) for name in ("a", "b")]
 

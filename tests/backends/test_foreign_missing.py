@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from environment_tests import check_tests
+from tests.environment_tests import check_tests
 from triglot import backends
 from triglot.backends.foreign_classes import CLASSES
 from triglot.core.errors import MissingDependency, ModelLoadError

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from process import SECONDS
+from tests.process import SECONDS
 from triglot import backends, testing
 from triglot.backends.child_modules import ROOT
 from triglot.core.errors import ModelLoadError

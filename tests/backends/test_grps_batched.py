@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from grps_batches import DOUBLES, NEVER, ODD, SINGLE, SIZES, STREAMS, in_dag
-from grps_folders import IMPORTS, PATIENCE, batched, entry, own_module, write_project
-from grps_served import PREDICT, SERVICE, Served, served
 
+from tests.backends.grps_batches import DOUBLES, NEVER, ODD, SINGLE, SIZES, STREAMS, in_dag
+from tests.backends.grps_folders import IMPORTS, PATIENCE, batched, entry, own_module, write_project
+from tests.backends.grps_served import PREDICT, SERVICE, Served, served
+from tests.waiting import until
 from triglot.backends.grps.settings import ProjectSettings
 from triglot.pb.grps.grps_pb2 import GrpsMessage
-from waiting import until
 
 Project = Callable[..., ProjectSettings]
 

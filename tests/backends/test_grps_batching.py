@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from grps_batches import NEVER, ODD, SIZES, in_dag
-from grps_folders import (
+
+from tests.backends.grps_batches import NEVER, ODD, SIZES, in_dag
+from tests.backends.grps_folders import (
     PATIENCE,
     GrpsCall,
     answer_of,
@@ -23,7 +24,6 @@ from grps_folders import (
     result,
     threads,
 )
-
 from triglot.backends.grps import batching
 from triglot.backends.grps.logs import USER_LOGGER
 from triglot.core.call import Call

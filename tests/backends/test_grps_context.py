@@ -7,8 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from grps_folders import PATIENCE, GrpsCall, ask, opened, own_module, result, stream, threads, write_project
 
+from tests.backends.grps_folders import (
+    PATIENCE,
+    GrpsCall,
+    ask,
+    opened,
+    own_module,
+    result,
+    stream,
+    threads,
+    write_project,
+)
 from triglot.backends.grps.context import GrpsContext
 from triglot.core.errors import Internal
 from triglot.pb.grps.grps_pb2 import GrpsMessage, Status

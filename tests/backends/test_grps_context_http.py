@@ -9,8 +9,8 @@ from typing import Any
 
 import flask
 import pytest
-from grps_folders import IMPORTS, GrpsCall, ask, entry, opened, write_project
 
+from tests.backends.grps_folders import IMPORTS, GrpsCall, ask, entry, opened, write_project
 from triglot.backends.grps.context import GrpsContext
 from triglot.core.errors import Internal
 from triglot.core.http import HttpRequest, HttpResponse

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from grps_folders import PATIENCE, batched, entry, own_module, write_project
-from grps_served import PREDICT, Served, served
 
+from tests.backends.grps_folders import PATIENCE, batched, entry, own_module, write_project
+from tests.backends.grps_served import PREDICT, Served, served
 from triglot.core.call import Call
 from triglot.pb.grps.grps_pb2 import GrpsMessage
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from process import Triglot
-from text_project import SERVER, write_project
+from tests.process import Triglot
+from tests.text_project import SERVER, write_project
+from tests.waiting import wait_until
 from triglot.backends.grps.gpu import GpuLoad, GpuMonitor, free_memory, limit_memory, nvml_reader, visible_devices
 from triglot.backends.grps.server_settings import GpuSettings
 from triglot.telemetry.monitor import Monitor
-from waiting import wait_until
 
 NONE = GpuSettings((0, 1), "none")
 

@@ -7,10 +7,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from grps_tensor_messages import filled, floats, same
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.backends.grps_tensor_messages import filled, floats, same
 from triglot.backends.grps.gtensors import DTYPES, to_array
 from triglot.core.tensor import Array, object_array
 from triglot.pb.grps import grps_pb2 as pb

@@ -11,8 +11,8 @@ from logging.handlers import TimedRotatingFileHandler
 from pathlib import Path
 
 import pytest
-from grps_conf import SERVER, project
 
+from tests.backends.grps_conf import SERVER, project
 from triglot.backends.grps.logs import SERVER_FILE, SERVER_LOGGER, USER_FILE, USER_LOGGER, log_files
 from triglot.backends.grps.server_settings import ServerSettings
 from triglot.core.errors import ModelLoadError

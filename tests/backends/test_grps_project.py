@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from google.protobuf import descriptor_pb2, message_factory
 from google.protobuf.descriptor_pool import DescriptorPool
-from grps_folders import (
+
+from tests.backends.grps_folders import (
     IMPORTS,
     PATIENCE,
     GrpsCall,
@@ -23,7 +24,6 @@ from grps_folders import (
     threads,
     write_project,
 )
-
 from triglot.backends.grps.project import GrpsProject
 from triglot.core.errors import Cancelled, Code, DeadlineExceeded, Internal, InvalidArgument
 from triglot.executors.declarations import check_declarations

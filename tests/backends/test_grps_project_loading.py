@@ -11,8 +11,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from grps_folders import IMPORTS, ask, entry, opened, own_module, write_project
 
+from tests.backends.grps_folders import IMPORTS, ask, entry, opened, own_module, write_project
 from triglot.backends.grps.project import GrpsProject
 from triglot.core.errors import MissingDependency, ModelLoadError
 from triglot.pb.grps import grps_pb2

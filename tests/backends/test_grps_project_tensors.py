@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from grps_folders import entry, opened, own_module, write_project
 
+from tests.backends.grps_folders import entry, opened, own_module, write_project
 from triglot.backends.grps.model import arrays_of, message_of
 from triglot.core.call import Call
 from triglot.core.errors import Internal, InvalidArgument

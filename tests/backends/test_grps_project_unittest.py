@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from grps_folders import entry, write_project
 
+from tests.backends.grps_folders import entry, write_project
 from triglot.backends.grps.unit_test import run_unittest
 from triglot.core.errors import ModelLoadError
 

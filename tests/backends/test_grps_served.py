@@ -8,9 +8,9 @@ from typing import Any
 
 import grpc.aio
 import pytest
-from grps_folders import batched, entry, write_project
-from grps_served import PREDICT, served
 
+from tests.backends.grps_folders import batched, entry, write_project
+from tests.backends.grps_served import PREDICT, served
 from triglot.backends.grps.settings import read_project
 from triglot.pb.grps.grps_pb2 import GenericTensor, GenericTensorData, GrpsMessage
 from triglot.protocols.monitor.routes import PAGE, SERIES

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from grps_conf import ABSENT, GPU, INFERENCE, SERVER, project, with_model, with_server
 
+from tests.backends.grps_conf import ABSENT, GPU, INFERENCE, SERVER, project, with_model, with_server
 from triglot.backends.grps.server_settings import CustomHttp, GpuSettings
 from triglot.backends.grps.settings import Batching, DagEntry, read_project
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from grps_conf import ABSENT, DAG, GPU, MODEL, project, with_dag, with_model, with_server
 
+from tests.backends.grps_conf import ABSENT, DAG, GPU, MODEL, project, with_dag, with_model, with_server
 from triglot.backends.grps.settings import read_project
 from triglot.core.errors import ModelLoadError
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from grps_tensor_messages import filled, floats, message, named, same, values
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.backends.grps_tensor_messages import filled, floats, message, named, same, values
 from triglot.backends.grps.context import GrpsContext
 from triglot.backends.grps.tensor_converter import TrtTensorConverter
 from triglot.backends.grps.tensor_inferer import device_name

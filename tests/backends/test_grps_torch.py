@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from grps_tensor_messages import filled, floats, message, named, same
 
+from tests.backends.grps_tensor_messages import filled, floats, message, named, same
 from triglot.backends.grps.context import GrpsContext
 from triglot.core.errors import Internal, InvalidArgument, ModelLoadError
 from triglot.core.tensor import Array
@@ -19,8 +19,7 @@ from triglot.pb.grps import grps_pb2 as pb
 
 torch = pytest.importorskip("torch", reason="the torch environment has it")
 
-from grps_torch_scripts import IDENTITY, SUM, script, trace
-
+from tests.backends.grps_torch_scripts import IDENTITY, SUM, script, trace
 from triglot.backends.grps.torch_inferer import TorchModelInferer, TorchTensorConverter
 
 CONVERTER = TorchTensorConverter()

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import grps_conf
 import numpy as np
 import pytest
 import yaml
-from grps_tensor_messages import floats, message, named
 
+from tests.backends import grps_conf
+from tests.backends.grps_tensor_messages import floats, message, named
 from triglot.backends.grps.model import GrpsModel
 from triglot.backends.grps.project import GrpsProject
 from triglot.core.call import Call
@@ -24,7 +24,7 @@ from triglot.telemetry.monitor import Monitor
 
 torch = pytest.importorskip("torch", reason="the torch environment has it")
 
-from grps_torch_scripts import SUM, script
+from tests.backends.grps_torch_scripts import SUM, script
 
 REQUESTS = 4
 DYNAMIC = {"type": "dynamic", "max_batch_size": REQUESTS, "batch_timeout_us": 1000}

@@ -12,10 +12,10 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf import json_format
-from triton_served import GrpcClient, in_common, ints, serving, write_model
 
+from tests.backends.triton_served import GrpcClient, in_common, ints, serving, write_model
+from tests.waiting import until
 from triglot.repository.config.completed import completed
-from waiting import until
 
 CONFIG = """
 backend: "python"

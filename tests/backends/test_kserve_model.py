@@ -12,7 +12,8 @@ import aiohttp
 import grpc
 import numpy as np
 import pytest
-from triton_served import GrpcClient, serving, text
+
+from tests.backends.triton_served import GrpcClient, serving, text
 
 pytest.importorskip("kserve", reason="the kserve environment has it")
 

@@ -9,11 +9,11 @@ import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 
-import grps_conf
 import pytest
 import yaml
 
-from environment_tests import check_tests
+from tests.backends import grps_conf
+from tests.environment_tests import check_tests
 from triglot import backends, parts
 from triglot.backends import missing_dependency
 from triglot.backends.grps.project import GrpsProject

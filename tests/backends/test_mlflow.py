@@ -19,11 +19,11 @@ import pytest
 pytest.importorskip("mlflow", reason="the mlflow environment has it")
 
 import pandas as pd
-from mlflow_models import SAVED, example, invoke, predict, save
 
-from process import FREE_PORTS, SECONDS, Triglot
-from protocol_clients.channel import grpc_channel, rpc
-from protocol_clients.rest import Rest
+from tests.backends.mlflow_models import SAVED, example, invoke, predict, save
+from tests.process import FREE_PORTS, SECONDS, Triglot
+from tests.protocol_clients.channel import grpc_channel, rpc
+from tests.protocol_clients.rest import Rest
 from triglot import backends
 from triglot.core.call import Call
 from triglot.core.tensor import datatype_of, pack_bytes, unpack_bytes

@@ -16,7 +16,8 @@ import aiohttp
 import grpc
 import numpy as np
 import pytest
-from triton_served import GrpcClient, reply, request, serving, text
+
+from tests.backends.triton_served import GrpcClient, reply, request, serving, text
 
 MODEL = '''
 import asyncio

@@ -11,8 +11,8 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pytest
-from triton_served import GrpcClient, reply, request, serving, text
 
+from tests.backends.triton_served import GrpcClient, reply, request, serving, text
 from triglot.backends.mlserver import provide
 
 ARGUMENTS = """

@@ -17,8 +17,8 @@ import grpc
 import numpy as np
 import pytest
 
-from process import SECONDS, Triglot
-from protocol_clients.rest import Rest
+from tests.process import SECONDS, Triglot
+from tests.protocol_clients.rest import Rest
 
 mlserver = pytest.importorskip("mlserver", reason="the mlserver environment has it")
 

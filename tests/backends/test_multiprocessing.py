@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from process import FREE_PORTS, Triglot
-from protocol_clients.rest import Rest
+from tests.process import FREE_PORTS, Triglot
+from tests.protocol_clients.rest import Rest
 
 HELPER = "def times(value, factor):\n    return value * factor\n"
 COMPUTES = """

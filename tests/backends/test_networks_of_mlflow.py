@@ -25,9 +25,9 @@ import pandas as pd
 from mlflow.models import infer_signature
 from mlflow.pyfunc import scoring_server
 
-from process import FREE_PORTS, SECONDS, Triglot
-from protocol_clients.channel import grpc_channel, rpc
-from protocol_clients.rest import Rest
+from tests.process import FREE_PORTS, SECONDS, Triglot
+from tests.protocol_clients.channel import grpc_channel, rpc
+from tests.protocol_clients.rest import Rest
 from triglot.pb.kserve import inference_pb2 as pb
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Of MLflow and the libraries, when they save and load.

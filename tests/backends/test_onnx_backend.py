@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import triglot
-from protocol_clients.channel import SERVICE
+from tests.protocol_clients.channel import SERVICE
 from triglot import backends, testing
 from triglot.core.errors import InvalidArgument, ModelLoadError
 from triglot.core.tensor import datatype_of, object_array, pack_bytes

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protocol_clients.channel import SERVICE
+from tests.protocol_clients.channel import SERVICE
 from triglot import testing
 from triglot.core.errors import InvalidArgument
 from triglot.pb.kserve import inference_pb2 as pb

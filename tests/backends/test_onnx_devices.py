@@ -15,8 +15,8 @@ import grpc.aio
 import numpy as np
 import pytest
 
-from process import SECONDS
-from protocol_clients.channel import SERVICE
+from tests.process import SECONDS
+from tests.protocol_clients.channel import SERVICE
 from triglot import backends, testing
 from triglot.core.errors import ModelLoadError
 from triglot.model.config import Device, InstanceGroup, ModelConfig

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_onnx_backend import node, save, tensor
 
+from tests.backends.test_onnx_backend import node, save, tensor
 from triglot.backends.onnx import MAX_DEFAULTS, load
 from triglot.core.types import InferenceRequest, InputTensor, TensorSpec
 from triglot.model.config import ModelConfig, TensorConfig

@@ -11,9 +11,8 @@ import pytest
 pytest.importorskip("onnx", reason="the onnx package makes the models of these tests")
 pytest.importorskip("onnxruntime")
 
-from onnx_graphs import FLOAT, INT64, classifier, node, rest_of, save_graph, sent, value
-
-from protocol_clients import grps
+from tests.backends.onnx_graphs import FLOAT, INT64, classifier, node, rest_of, save_graph, sent, value
+from tests.protocol_clients import grps
 
 BATCHED = "max_batch_size: 8 dynamic_batching { preferred_batch_size: 8 max_queue_delay_microseconds: 50000 }"
 X = [1.0, 2.0, 4.0, 3.0, 5.0, 6.0]

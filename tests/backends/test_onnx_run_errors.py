@@ -11,9 +11,9 @@ pytest.importorskip("onnx", reason="the onnx package makes the models of these t
 pytest.importorskip("onnxruntime")
 
 import onnx
-from onnx_graphs import FLOAT, INT64, node, rest_of, save_graph, sent, value
 from onnxruntime.capi import onnxruntime_pybind11_state as errors
 
+from tests.backends.onnx_graphs import FLOAT, INT64, node, rest_of, save_graph, sent, value
 from triglot.backends.onnx import failure_of
 from triglot.core.errors import Code
 

@@ -15,9 +15,9 @@ pytest.importorskip("onnxruntime")
 
 from numpy.testing import assert_array_equal
 from onnx import TensorProto, helper
-from onnx_graphs import FLOAT, INT64, ML, classifier, node, rest_of, save_graph, sent, value
-from test_onnx_backend import infer, serve
 
+from tests.backends.onnx_graphs import FLOAT, INT64, ML, classifier, node, rest_of, save_graph, sent, value
+from tests.backends.test_onnx_backend import infer, serve
 from triglot import backends
 from triglot.core.errors import Internal, ModelLoadError
 from triglot.core.tensor import bytes_elements, object_array

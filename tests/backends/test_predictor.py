@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import triglot
-from process import SECONDS
-from protocol_clients.channel import SERVICE
+from tests.process import SECONDS
+from tests.protocol_clients.channel import SERVICE
 from triglot import backends, testing
 from triglot.core.errors import Internal, InvalidArgument, ModelLoadError
 from triglot.core.tensor import object_array, pack_bytes, unpack_bytes

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from process import FREE_PORTS, SECONDS, Triglot
-from protocol_clients.channel import grpc_channel, rpc
-from protocol_clients.rest import Rest
+from tests.process import FREE_PORTS, SECONDS, Triglot
+from tests.protocol_clients.channel import grpc_channel, rpc
+from tests.protocol_clients.rest import Rest
+from tests.waiting import wait_until
 from triglot.core.tensor import pack_bytes, unpack_bytes
 from triglot.pb.kserve import inference_pb2 as pb
-from waiting import wait_until
 
 # As AI Platform's own guide has it: a predictor, and a pickled object of a module that it does not import.
 PREDICTOR = """

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from python_files import DATACLASS, HEAD, load, load_error, model_of, run
 
-from process import write_model
+from tests.backends.python_files import DATACLASS, HEAD, load, load_error, model_of, run
+from tests.process import write_model
 from triglot import backends
 
 # --- imports ---

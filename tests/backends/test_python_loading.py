@@ -8,11 +8,11 @@ from pathlib import Path
 
 import grpc.aio
 import pytest
-from python_files import DATACLASS, load_error, model_of, run
 
-from process import IDENTITY, SECONDS, write_model
-from protocol_clients.channel import SERVICE
-from protocol_clients.kserve import answer_value, infer_request
+from tests.backends.python_files import DATACLASS, load_error, model_of, run
+from tests.process import IDENTITY, SECONDS, write_model
+from tests.protocol_clients.channel import SERVICE
+from tests.protocol_clients.kserve import answer_value, infer_request
 from triglot import backends, testing
 from triglot.core.errors import ModelLoadError
 from triglot.model.config import ModelConfig

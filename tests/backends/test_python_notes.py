@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import triglot
-from served_models import Served
+from tests.served_models import Served
 from triglot import backends, testing
 from triglot.core.errors import ModelLoadError
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import grpc
 import pytest
-from triton_served import DECOUPLED, X_TO_Y, ints, request, serving, write_model
+
+from tests.backends.triton_served import DECOUPLED, X_TO_Y, ints, request, serving, write_model
 
 TWO = X_TO_Y + 'output [ { name: "Z" data_type: TYPE_INT32 dims: [ -1 ] } ]\n'
 PROCESS = 'parameters { key: "execution" value { string_value: "process" } }\n'

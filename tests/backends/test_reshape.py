@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
-from test_onnx_backend import infer, metadata_of, node, save, save_identity, serve, tensor
 
+from tests.backends.test_onnx_backend import infer, metadata_of, node, save, save_identity, serve, tensor
 from triglot.core.errors import InvalidArgument, ModelLoadError
 from triglot.model.reshaping import Reshape
 from triglot.repository.config.model_config import read_config

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from direct_calls import described, infer
 
+from tests.backends.direct_calls import described, infer
 from triglot import backends
 from triglot.core.errors import InvalidArgument
 from triglot.core.types import ParameterValue
@@ -19,7 +19,6 @@ from triglot.core.types import ParameterValue
 sklearn = pytest.importorskip("sklearn", reason="the ml environment has it")
 
 import joblib
-from estimators import LABELS, WORDS, X, load
 from sklearn.cluster import KMeans
 from sklearn.compose import TransformedTargetRegressor
 from sklearn.decomposition import PCA
@@ -30,6 +29,8 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import LinearSVC
+
+from tests.backends.estimators import LABELS, WORDS, X, load
 
 # --- what they answer ---
 

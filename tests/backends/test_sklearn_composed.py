@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from direct_calls import described, infer
 
 import triglot
+from tests.backends.direct_calls import described, infer
 
 sklearn = pytest.importorskip("sklearn", reason="the ml environment has it")
 
 import pandas as pd
-from estimators import load
 from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin, clone
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.cluster import KMeans
@@ -43,6 +42,8 @@ from sklearn.neighbors import KNeighborsClassifier, LocalOutlierFactor
 from sklearn.pipeline import FeatureUnion, make_pipeline
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler, TargetEncoder
 from sklearn.tree import DecisionTreeClassifier
+
+from tests.backends.estimators import load
 
 RANDOM = np.random.default_rng(1)
 COUNT = 60

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from direct_calls import described, infer
 
+from tests.backends.direct_calls import described, infer
 from triglot import backends
 from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument, ModelLoadError
@@ -22,7 +22,6 @@ from triglot.core.types import TensorSpec
 sklearn = pytest.importorskip("sklearn", reason="the ml environment has it")
 
 import pandas as pd
-from estimators import CATEGORIES, LABELS, WORDS, X, load, save
 from sklearn.base import BaseEstimator
 from sklearn.cluster import DBSCAN
 from sklearn.decomposition import PCA
@@ -30,6 +29,8 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
+
+from tests.backends.estimators import CATEGORIES, LABELS, WORDS, X, load, save
 
 
 def load_error(file: Path) -> str:

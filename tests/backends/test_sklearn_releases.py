@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from process import FREE_PORTS, Triglot
-from protocol_clients.rest import Rest
-from test_parts import package_without
+from tests.process import FREE_PORTS, Triglot
+from tests.protocol_clients.rest import Rest
+from tests.test_parts import package_without
 from triglot import backends
 from triglot.backends.pickles import content_of
 from triglot.core.errors import ModelLoadError
@@ -30,13 +30,13 @@ sklearn = pytest.importorskip("sklearn", reason="the ml environment has it")
 xgboost = pytest.importorskip("xgboost", reason="the ml environment has it")
 
 import joblib
-from estimators import LABELS, WORDS, X
 from sklearn.ensemble import BaggingClassifier, ExtraTreesClassifier, RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.tree import DecisionTreeClassifier
 
+from tests.backends.estimators import LABELS, WORDS, X
 from triglot.backends.boosters.xgboost import check_release, written_by
 
 OTHER = re.sub(r"\d", "0", sklearn.__version__)

@@ -11,14 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from direct_calls import described, infer, send
 
-from process import SECONDS, clean_environment
+from tests.backends.direct_calls import described, infer, send
+from tests.process import SECONDS, clean_environment
 
 sklearn = pytest.importorskip("sklearn", reason="the ml environment has it")
 
 import pandas as pd
-from estimators import CATEGORIES, FRAME, LABELS, WORDS, X, load, save
 from sklearn.compose import ColumnTransformer
 from sklearn.ensemble import VotingClassifier
 from sklearn.feature_extraction.text import HashingVectorizer, TfidfVectorizer
@@ -27,6 +26,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import FeatureUnion, make_pipeline
 from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler
+
+from tests.backends.estimators import CATEGORIES, FRAME, LABELS, WORDS, X, load, save
 
 # --- texts and DataFrames ---
 

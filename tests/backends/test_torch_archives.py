@@ -13,8 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the torch environment has it")
 
-from torch_files import Pair, Program, export, fp32, lists, load, refused
-
+from tests.backends.torch_files import Pair, Program, export, fp32, lists, load, refused
 from triglot.platform.archives import FREE_BYTES
 
 A, B = torch.zeros(1), torch.ones(1)

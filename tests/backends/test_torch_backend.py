@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from process import SECONDS
+from tests.process import SECONDS
 from triglot.core.errors import Code, Internal, InvalidArgument
 from triglot.core.tensor import object_array
 from triglot.model.config import InstanceGroup, ModelConfig, TensorConfig
@@ -24,8 +24,8 @@ from triglot.model.configure import configure
 
 torch = pytest.importorskip("torch", reason="the torch environment has it")
 
-from grps_torch_scripts import IDENTITY, SUM, script, trace
-from torch_files import (
+from tests.backends.grps_torch_scripts import IDENTITY, SUM, script, trace
+from tests.backends.torch_files import (
     ON_CPU,
     SAMPLES,
     WHERE_SAVED,
@@ -38,8 +38,7 @@ from torch_files import (
     load,
     refused,
 )
-from triton_served import serving
-
+from tests.backends.triton_served import serving
 from triglot.backends.torch import model as torch_model
 
 A = fp32(1)

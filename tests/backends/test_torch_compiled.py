@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kept_files import kept_files
-from process import outcome, start_python
+from tests.kept_files import kept_files
+from tests.process import outcome, start_python
 from triglot.core.errors import Code
 from triglot.core.operation import EVERYTHING
 from triglot.model.config import InstanceGroup, ModelConfig
@@ -25,8 +25,8 @@ torch = pytest.importorskip("torch", reason="the torch environment has it")
 if not hasattr(torch._inductor, "aoti_compile_and_package") or shutil.which("g++") is None:
     pytest.skip("AOTInductor needs torch 2.6 and g++", allow_module_level=True)
 
-from torch_files import ON_CPU, VERSION, config, fp32, lists, load, refused
-from triton_served import serving
+from tests.backends.torch_files import ON_CPU, VERSION, config, fp32, lists, load, refused
+from tests.backends.triton_served import serving
 
 CONFIG = """
 platform: "torch_aoti"
@@ -82,8 +82,8 @@ def test_with_its_own_checks(package: Path) -> None:
     """The code looks once at the variable: a process of its own."""
     code = f"""
 import sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-from torch_files import ON_CPU, config, load
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from tests.backends.torch_files import ON_CPU, config, load
 import numpy as np
 from pathlib import Path
 from triglot.core.errors import InvalidArgument

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from process import FREE_PORTS, Triglot, write_model
-from protocol_clients.rest import Rest
+from tests.process import FREE_PORTS, Triglot, write_model
+from tests.protocol_clients.rest import Rest
 
 pytest.importorskip("torch", reason="the torch environment has it")
 

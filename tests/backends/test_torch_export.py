@@ -21,7 +21,7 @@ from triglot.model.configure import configure
 
 torch = pytest.importorskip("torch", reason="the torch environment has it")
 
-from torch_files import (
+from tests.backends.torch_files import (
     ON_CPU,
     SAMPLES,
     WHERE_SAVED,

@@ -19,15 +19,15 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from process import FREE_PORTS, Triglot
-from protocol_clients.rest import Rest
+from tests.process import FREE_PORTS, Triglot
+from tests.protocol_clients.rest import Rest
+from tests.waiting import until
 from triglot.model.config import Device, InstanceGroup, ModelConfig
-from waiting import until
 
 torch = pytest.importorskip("torch", reason="the torch environment has it")
 
-from grps_torch_scripts import IDENTITY, SUM, script
-from torch_files import (
+from tests.backends.grps_torch_scripts import IDENTITY, SUM, script
+from tests.backends.torch_files import (
     ON_CPU,
     SAMPLES,
     WHERE_SAVED,
@@ -43,8 +43,7 @@ from torch_files import (
     refused,
     skip_unless_exported,
 )
-from triton_served import GrpcClient, serving
-
+from tests.backends.triton_served import GrpcClient, serving
 from triglot.backends.torch.tensors import tensor_of
 
 __test__ = torch.cuda.is_available()

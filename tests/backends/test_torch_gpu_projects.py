@@ -17,18 +17,17 @@ import aiohttp
 import grpc
 import numpy as np
 import pytest
-from grps_folders import entry, write_project
-from grps_served import served
-from grps_tensor_messages import floats, message, named
 from numpy.testing import assert_array_equal
 
-from waiting import until
+from tests.backends.grps_folders import entry, write_project
+from tests.backends.grps_served import served
+from tests.backends.grps_tensor_messages import floats, message, named
+from tests.waiting import until
 
 torch = pytest.importorskip("torch", reason="the torch environment has it")
 
-from grps_torch_scripts import SUM, script
-from triton_served import X_TO_Y, ints, serving, write_model
-
+from tests.backends.grps_torch_scripts import SUM, script
+from tests.backends.triton_served import X_TO_Y, ints, serving, write_model
 from triglot.backends.grps.gpu import GpuMonitor, limit_memory
 from triglot.backends.grps.server_settings import GpuSettings
 from triglot.backends.torch.tensors import tensor_of

@@ -20,8 +20,8 @@ from triglot.model.signature import DEFAULT_SIGNATURE
 
 torch = pytest.importorskip("torch", reason="the torch environment has it")
 
-from grps_torch_scripts import script
-from torch_files import config, forward, fp32, lists, load, refused
+from tests.backends.grps_torch_scripts import script
+from tests.backends.torch_files import config, forward, fp32, lists, load, refused
 
 # --- names without a configuration ---
 

@@ -15,16 +15,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from process import FREE_PORTS, SECONDS, Triglot
-from protocol_clients.channel import grpc_channel, rpc
-from protocol_clients.rest import Rest
+from tests.process import FREE_PORTS, SECONDS, Triglot
+from tests.protocol_clients.channel import grpc_channel, rpc
+from tests.protocol_clients.rest import Rest
 from triglot.pb.grps import grps_pb2
 from triglot.pb.kserve import inference_pb2 as pb
 
 torch = pytest.importorskip("torch", reason="the torch environment has it")
 
-from grps_torch_scripts import SUM, script
-from torch_files import Scores, export, forward
+from tests.backends.grps_torch_scripts import SUM, script
+from tests.backends.torch_files import Scores, export, forward
 
 CALLS = 64
 ROWS = torch.export.Dim("rows", min=1, max=16)

@@ -14,14 +14,14 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from triton_served import X_TO_Y, serving, write_model
 
 import triglot
+from tests.backends.triton_served import X_TO_Y, serving, write_model
+from tests.waiting import until
 from triglot.core.errors import Code, ServingError
 from triglot.executors.process.environment import LENT
 from triglot.platform.archives import tar_filter, unpack
 from triglot.platform.unpacked import COMPLETE, FOLDER
-from waiting import until
 
 X = {"X": np.arange(3, dtype=np.int32)}
 FATAL = 9

@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families
-from triton_served import GrpcClient, serving, text, write_model
 
+from tests.backends.triton_served import GrpcClient, serving, text, write_model
+from tests.waiting import until_found
 from triglot.model.metrics import ModelMetrics
-from waiting import until_found
 
 COUNTING_MODEL = """
 class TritonPythonModel:

@@ -13,7 +13,8 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from triton_served import (
+
+from tests.backends.triton_served import (
     DECOUPLED,
     MODELS,
     X_TO_Y,
@@ -26,7 +27,6 @@ from triton_served import (
     text,
     write_model,
 )
-
 from triglot import ModelLoadError
 
 SUM = {"INPUT0": np.arange(4, dtype=np.float32), "INPUT1": np.full(4, 2, np.float32)}

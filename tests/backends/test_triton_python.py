@@ -12,8 +12,19 @@ import grpc
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
-from triton_served import MODELS, X_TO_Y, GrpcClient, copied, ints, reply, request, serving, text, write_model
 
+from tests.backends.triton_served import (
+    MODELS,
+    X_TO_Y,
+    GrpcClient,
+    copied,
+    ints,
+    reply,
+    request,
+    serving,
+    text,
+    write_model,
+)
 from triglot.backends.child_modules import ROOT, SPAWNED
 
 SUM = {"INPUT0": np.arange(4, dtype=np.float32), "INPUT1": np.full(4, 2, np.float32)}

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import grpc
 import pytest
-from triton_served import DECOUPLED, X_TO_Y, in_common, ints, reply, request, serving, write_model
 
-from waiting import ever_later, until
+from tests.backends.triton_served import DECOUPLED, X_TO_Y, in_common, ints, reply, request, serving, write_model
+from tests.waiting import ever_later, until
 
 
 @pytest.fixture

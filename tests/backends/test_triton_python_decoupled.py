@@ -10,7 +10,8 @@ from typing import Any
 
 import grpc
 import pytest
-from triton_served import (
+
+from tests.backends.triton_served import (
     DECOUPLED,
     SECONDS,
     X_TO_Y,
@@ -22,13 +23,12 @@ from triton_served import (
     serving,
     write_model,
 )
-
+from tests.waiting import ever_later, until
 from triglot.core.call import Call
 from triglot.core.operation import EVERYTHING
 from triglot.core.response_buffer import STREAM_BUFFER as BUFFER
 from triglot.core.types import InferenceRequest, InputTensor
 from triglot.repository.config.completed import completed
-from waiting import ever_later, until
 
 HEAD = """
 import probe

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from triton_served import DECOUPLED, GrpcClient, reply, request, serving, write_model
+
+from tests.backends.triton_served import DECOUPLED, GrpcClient, reply, request, serving, write_model
 
 SEQUENCES = (
     DECOUPLED

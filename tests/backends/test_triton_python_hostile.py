@@ -8,7 +8,8 @@ from typing import Any
 
 import grpc
 import pytest
-from triton_served import (
+
+from tests.backends.triton_served import (
     DECOUPLED,
     SECONDS,
     X_TO_Y,
@@ -19,7 +20,6 @@ from triton_served import (
     serving,
     write_model,
 )
-
 from triglot import testing
 from triglot.core.errors import ModelLoadError
 

@@ -9,7 +9,8 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from triton_served import DECOUPLED, X_TO_Y, GrpcClient, ints, reply, request, serving, write_model
+
+from tests.backends.triton_served import DECOUPLED, X_TO_Y, GrpcClient, ints, reply, request, serving, write_model
 
 BATCHING = """
 max_batch_size: 4

@@ -11,10 +11,19 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from triton_served import SECONDS, X_TO_Y, GrpcClient, in_common, ints, request, serving, write_model
 
+from tests.backends.triton_served import (
+    SECONDS,
+    X_TO_Y,
+    GrpcClient,
+    in_common,
+    ints,
+    request,
+    serving,
+    write_model,
+)
+from tests.waiting import until
 from triglot.core.operation import EVERYTHING
-from waiting import until
 
 BATCHED = """
 max_batch_size: 8

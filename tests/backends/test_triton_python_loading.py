@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from triton_served import X_TO_Y, ints, serving, write_model
 
 import triglot
+from tests.backends.triton_served import X_TO_Y, ints, serving, write_model
 from triglot import backends
 from triglot.backends.triton_python.config import ModelConfig
 from triglot.core.errors import ModelLoadError

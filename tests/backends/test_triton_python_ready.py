@@ -10,8 +10,8 @@ import aiohttp
 import grpc
 import numpy as np
 import pytest
-from triton_served import DECOUPLED, SERVICE, X_TO_Y, GrpcClient, ints, serving, text, write_model
 
+from tests.backends.triton_served import DECOUPLED, SERVICE, X_TO_Y, GrpcClient, ints, serving, text, write_model
 from triglot.pb.grpc.health.v1 import health_pb2
 from triglot.pb.kserve import inference_pb2 as pb
 

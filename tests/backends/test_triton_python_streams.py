@@ -11,8 +11,8 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from triton_served import ints, request, serving, write_model
 
+from tests.backends.triton_served import ints, request, serving, write_model
 from triglot.pb.kserve import inference_pb2 as pb
 
 MANY = 300

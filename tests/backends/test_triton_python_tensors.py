@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
-from triton_served import X_TO_Y, ints, serving, write_model
 
+from tests.backends.triton_served import X_TO_Y, ints, serving, write_model
 from triglot.backends.triton_python.datatypes import NUMBERS
 from triglot.backends.triton_python.errors import TritonModelException
 from triglot.backends.triton_python.names import utilities

@@ -13,8 +13,7 @@ from numpy.testing import assert_array_equal
 
 torch = pytest.importorskip("torch", reason="the torch environment has it")
 
-from triton_served import X_TO_Y, serving, write_model
-
+from tests.backends.triton_served import X_TO_Y, serving, write_model
 from triglot.backends.triton_python.datatypes import NUMBERS
 from triglot.backends.triton_python.errors import TritonModelException
 from triglot.backends.triton_python.tensor import Tensor

@@ -16,8 +16,8 @@ from typing import Any
 
 import grpc
 import pytest
-from triton_served import GrpcClient, ints, reply, request, serving, write_model
 
+from tests.backends.triton_served import GrpcClient, ints, reply, request, serving, write_model
 from triglot.pb.kserve import inference_pb2 as pb
 
 KEPT = 2**20

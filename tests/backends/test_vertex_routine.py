@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-import environments
-from process import FREE_PORTS, SECONDS, Triglot
-from protocol_clients.rest import Rest
+from tests import environments
+from tests.process import FREE_PORTS, SECONDS, Triglot
+from tests.protocol_clients.rest import Rest
 
 # As Google's guides have them: files are copied to the working directory, and read from there.
 PREDICTOR = """

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from direct_calls import described, infer, send
 
 import triglot
+from tests.backends.direct_calls import described, infer, send
 from triglot import backends
 from triglot.core.errors import InvalidArgument, ModelLoadError
 from triglot.model.config import ModelConfig

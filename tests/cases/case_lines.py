@@ -43,7 +43,7 @@ from typing import Any
 import grpc
 from google.protobuf import json_format, message_factory
 
-from process import SECONDS
+from tests.process import SECONDS
 from triglot.pb import POOL, service
 
 Line = dict[str, Any]

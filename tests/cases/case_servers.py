@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
-from lazy_servers import LazyServers
 
-from process import Triglot, write_model
-from protocol_clients.channel import grpc_channel
+from tests.cases.lazy_servers import LazyServers
+from tests.process import Triglot, write_model
+from tests.protocol_clients.channel import grpc_channel
 
 PYTHON_MODELS = Path(__file__).resolve().parents[1] / "models_tfserving"
 IDENTITIES = {

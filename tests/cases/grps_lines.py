@@ -63,10 +63,10 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from case_lines import Line, read_lines
 from google.protobuf import json_format
 
-from process import SECONDS
+from tests.cases.case_lines import Line, read_lines
+from tests.process import SECONDS
 from triglot.pb import POOL
 from triglot.pb.grps.grps_pb2 import GrpsMessage
 

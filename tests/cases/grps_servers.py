@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
-from lazy_servers import LazyServers
 
-from grps_toys import CONFIGS, TOYS, grps_arguments
-from process import Triglot
+from tests.cases.lazy_servers import LazyServers
+from tests.grps_toys import CONFIGS, TOYS, grps_arguments
+from tests.process import Triglot
 
 HEALTH = "health"
 """A server of the default configuration for cases that tell it whether it is ready."""

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
-from process import Triglot
+from tests.process import Triglot
 
 Address = TypeVar("Address")
 

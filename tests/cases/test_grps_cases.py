@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from case_lines import Line
-from grps_lines import FOLDER, ask, check, is_part, load
-from grps_servers import Servers
+
+from tests.cases.case_lines import Line
+from tests.cases.grps_lines import FOLDER, ask, check, is_part, load
+from tests.cases.grps_servers import Servers
 
 pytestmark = pytest.mark.both_transports
 

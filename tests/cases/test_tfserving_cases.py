@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from case_lines import Answer, Line, call, check, load, send
-from case_servers import ROUTES, ROUTINE, Address, Servers, write_python_models
 
-import environments
-import saved_models
-from kept_files import kept_files
-from waiting import wait_until
+from tests import environments, saved_models
+from tests.cases.case_lines import Answer, Line, call, check, load, send
+from tests.cases.case_servers import ROUTES, ROUTINE, Address, Servers, write_python_models
+from tests.kept_files import kept_files
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.both_transports
 

@@ -9,9 +9,8 @@ import re
 import subprocess
 from pathlib import Path
 
-import environments
-import saved_models
-from process import (
+from tests import environments, saved_models
+from tests.process import (
     IDENTITY,
     SECONDS,
     Triglot,

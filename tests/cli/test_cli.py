@@ -15,8 +15,8 @@ import grpc
 import pytest
 
 import triglot
-from forked import compiled_build
-from process import (
+from tests.forked import compiled_build
+from tests.process import (
     FREE_PORTS,
     IDENTITY,
     SECONDS,
@@ -27,14 +27,14 @@ from process import (
     unused_ports,
     write_model,
 )
-from protocol_clients.channel import grpc_channel
-from protocol_clients.kserve import infer
-from protocol_clients.rest import Rest
+from tests.protocol_clients.channel import grpc_channel
+from tests.protocol_clients.kserve import infer
+from tests.protocol_clients.rest import Rest
+from tests.waiting import wait_until
 from triglot.cli import serve, triton_flags
 from triglot.config.option_fields import default_text, groups
 from triglot.config.options import OPTIONS, Config
 from triglot.run import DEMO
-from waiting import wait_until
 
 SECONDS_TEXT = r"\d+\.\d\d s"
 WITHOUT_ONNXRUNTIME = """

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from process import SECONDS, run_triglot
+from tests.process import SECONDS, run_triglot
 
 ASK = """
 source "$1"; shift

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from text_project import SERVER, inference, write_project
+from tests.text_project import SERVER, inference, write_project
 from triglot.backends.grps.project import GrpsProject
 from triglot.backends.grps.server_settings import ServerSettings
 from triglot.backends.grps.settings import ProjectSettings, read_project

@@ -6,10 +6,9 @@ import re
 import tarfile
 from pathlib import Path
 
-from test_grps_start import ANY_PORTS, predict
-
-from process import Triglot, run_triglot
-from text_project import INFERER, inference, write_project
+from tests.cli.test_grps_start import ANY_PORTS, predict
+from tests.process import Triglot, run_triglot
+from tests.text_project import INFERER, inference, write_project
 
 DEMANDING = """
 import signal

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from process import SECONDS, Triglot, run_triglot, unused_ports
-from protocol_clients.rest import Rest
-from text_project import SERVER, inference, write_project
-from waiting import wait_until
+from tests.process import SECONDS, Triglot, run_triglot, unused_ports
+from tests.protocol_clients.rest import Rest
+from tests.text_project import SERVER, inference, write_project
+from tests.waiting import wait_until
 
 ANY_PORTS = {"TRIGLOT_REST_PORT": "0", "TRIGLOT_GRPC_PORT": "0", "TRIGLOT_DRAIN_DELAY": "0"}
 

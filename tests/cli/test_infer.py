@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trustme
-from access_files import client, write
 
-from process import FREE_PORTS, SECONDS, Triglot, run_triglot, triglot_command, write_model
+from tests.access.access_files import client, write
+from tests.process import FREE_PORTS, SECONDS, Triglot, run_triglot, triglot_command, write_model
 
 ECHO = """
 import triglot

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import triglot
-from process import LISTENING, start_python, write_model
+from tests.process import LISTENING, start_python, write_model
 from triglot.testing import KServeGrpc, KServeRest
 from triglot.testing.process import Lines
 

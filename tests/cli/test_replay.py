@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import trustme
-from access_files import client, write
 
-from process import FREE_PORTS, Triglot, run_triglot, write_model
+from tests.access.access_files import client, write
+from tests.process import FREE_PORTS, Triglot, run_triglot, write_model
 from triglot.core.tensor import DATATYPES, Array, object_array
 from triglot.core.types import OutputTensor
 from triglot.pb.tfserving import model_pb2

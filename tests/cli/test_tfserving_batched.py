@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 import triglot
-from served_models import SECONDS, Served
+from tests.served_models import SECONDS, Served
+from tests.waiting import until
 from triglot.cli import tfserving as tfserving_cli
 from triglot.cli.tfserving import read_parameters
 from triglot.core.errors import ModelLoadError
@@ -24,7 +25,6 @@ from triglot.pb.tfserving import predict_pb2, tensor_pb2
 from triglot.protocols.tfserving.batching import PER_MODEL_FILE
 from triglot.repository.config.settings import ModelSettings
 from triglot.testing import GatedModel
-from waiting import until
 
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
 NEVER = "batch_timeout_micros { value: 30000000 }"

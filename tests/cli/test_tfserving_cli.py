@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import triglot
-from process import run_triglot
-from tfserving_flags import config, config_file, parse, wrong
+from tests.process import run_triglot
+from tests.tfserving_flags import config, config_file, parse, wrong
 from triglot.cli import tfserving as tfserving_cli
 from triglot.cli.tfserving import (
     FLAGS,

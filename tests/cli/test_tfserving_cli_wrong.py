@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from process import run_triglot
-from tfserving_flags import config_file, parse, wrong
+from tests.process import run_triglot
+from tests.tfserving_flags import config_file, parse, wrong
 from triglot.cli.tfserving import configuration
 from triglot.config.options import ConfigError
 

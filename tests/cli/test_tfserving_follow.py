@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from process import SECONDS
+from tests.process import SECONDS
 from triglot.cli import tfserving as tfserving_cli
 from triglot.cli.tfserving import follow
 from triglot.core.errors import FailedPrecondition, ServingError

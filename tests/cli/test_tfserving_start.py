@@ -13,12 +13,21 @@ from typing import Any
 import grpc
 import pytest
 
-from process import FREE_PORTS, IDENTITY, SECONDS, Triglot, is_listening, run_triglot, unused_ports, write_model
-from protocol_clients.channel import grpc_channel, rpc
-from protocol_clients.kserve import infer, server_ready
-from protocol_clients.rest import Rest
+from tests.process import (
+    FREE_PORTS,
+    IDENTITY,
+    SECONDS,
+    Triglot,
+    is_listening,
+    run_triglot,
+    unused_ports,
+    write_model,
+)
+from tests.protocol_clients.channel import grpc_channel, rpc
+from tests.protocol_clients.kserve import infer, server_ready
+from tests.protocol_clients.rest import Rest
+from tests.waiting import wait_until
 from triglot.pb.tfserving import predict_pb2, tensor_pb2
-from waiting import wait_until
 
 HERE = {"TRIGLOT_HOST": "127.0.0.1", "TRIGLOT_GRPC_PORT": "0", "TRIGLOT_REST_PORT": "0"}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from process import run_triglot
+from tests.process import run_triglot
 from triglot.access.file import read_access
 from triglot.core.operation import INSPECTION, Operation
 

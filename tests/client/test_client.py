@@ -17,7 +17,7 @@ import pytest
 import trustme
 
 import triglot
-from process import write_model
+from tests.process import write_model
 from triglot.client import AsyncClient, Client, Outputs, Retries, Tls
 from triglot.core.errors import Code
 from triglot.testing import GatedModel, serve

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from process import outcome, start_python
+from tests.process import outcome, start_python
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="files are mapped so on Linux")
 BEGIN = """

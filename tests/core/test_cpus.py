@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cgroups import V1, V2, cgroup_files, output_on_one_cpu
+from tests.cgroups import V1, V2, cgroup_files, output_on_one_cpu
 from triglot.platform.cpus import cpu_count, thread_limit, usable_cpus
 
 CPUS = set(range(100, 108))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from recorded_calls import unsent_spans
+from tests.recorded_calls import unsent_spans
 from triglot.core.statistics import SUMMARY_LIMITS, CallTimes, Latencies, Summary, rank
 from triglot.telemetry.spans.recorder import CallSpan
 

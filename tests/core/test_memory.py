@@ -12,9 +12,9 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from live import request
 
-from process import FREE_PORTS, SECONDS, Triglot, clean_environment, run_triglot
+from tests.process import FREE_PORTS, SECONDS, Triglot, clean_environment, run_triglot
+from tests.transports.live import request
 from triglot.platform.memory import TUNABLES, VARIABLES, keep_memory
 
 pytestmark = pytest.mark.skipif(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cgroups import V1, V2, cgroup_files
+from tests.cgroups import V1, V2, cgroup_files
 from triglot.config.options import GIB, LARGEST_TOTAL, Config
 from triglot.platform.cgroups import memory_bound
 

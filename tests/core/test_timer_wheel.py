@@ -8,8 +8,8 @@ import time
 
 import pytest
 
+from tests.waiting import until
 from triglot.core.call import STALE_TICKS, TICKS, TimerWheel
-from waiting import until
 
 SOON = 0.02
 

@@ -7,12 +7,12 @@ import time
 
 import pytest
 
-from served_models import Arrays, Function, ints, serving
+from tests.served_models import Arrays, Function, ints, serving
+from tests.waiting import until
 from triglot import Call
 from triglot.core.call import TICKS
 from triglot.core.errors import Code
 from triglot.model.scheduling import DynamicBatching
-from waiting import until
 
 LATE = 0.05
 """Seconds until the deadline."""

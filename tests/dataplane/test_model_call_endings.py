@@ -11,11 +11,23 @@ import grpc
 import pytest
 
 import triglot
-from served_models import SECONDS, Arrays, Function, Gated, both, calling, ensemble, ints, serving, step, twice
+from tests.served_models import (
+    SECONDS,
+    Arrays,
+    Function,
+    Gated,
+    both,
+    calling,
+    ensemble,
+    ints,
+    serving,
+    step,
+    twice,
+)
+from tests.waiting import ever_later, until
 from triglot.core.call import MAX_MODEL_CALLS, BatchCall, Call
 from triglot.core.errors import Code
 from triglot.pb.kserve import inference_pb2 as pb
-from waiting import ever_later, until
 
 
 @both

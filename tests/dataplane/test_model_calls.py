@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import triglot
-from served_models import SECONDS, Arrays, Function, both, calling, ints, serving, twice, twice_on_loop
+from tests.served_models import SECONDS, Arrays, Function, both, calling, ints, serving, twice, twice_on_loop
 from triglot.core.call import Call
 from triglot.core.errors import Code
 from triglot.core.request_scheduling import Scheduling

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import triglot
-from served_models import Arrays, Function, Gated, Served, both, calling, ints, serving, twice
+from tests.served_models import Arrays, Function, Gated, Served, both, calling, ints, serving, twice
+from tests.waiting import until
 from triglot.core.call import Call
 from triglot.core.errors import Code
-from waiting import until
 
 
 async def stream(inputs: Arrays) -> Any:

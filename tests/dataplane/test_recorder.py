@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from served_models import Arrays, Function, Served, serving
+from tests.served_models import Arrays, Function, Served, serving
+from tests.waiting import until
 from triglot import Call
 from triglot.core.operation import EVERYTHING
 from triglot.core.types import InferenceRequest, InferenceResponse, InputTensor, OutputTensor
 from triglot.model.config import Recording
 from triglot.protocols.tfserving.recorder import MAX_WAITING_BYTES, Record, Recorder
 from triglot.scheduling.servable import Servable
-from waiting import until
 
 
 class Recorded:

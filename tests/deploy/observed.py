@@ -15,14 +15,14 @@ from tempfile import TemporaryDirectory
 import aiohttp
 import grpc
 import grpc.aio
-from access_files import anonymous, client, write
-from live import streaming
 from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
-from promql import Series, series_of
 
-from process import SECONDS, Triglot, write_model
-from protocol_clients.every_protocol import INTERFACES, MODEL, infer_message
+from tests.access.access_files import anonymous, client, write
+from tests.deploy.promql import Series, series_of
+from tests.process import SECONDS, Triglot, write_model
+from tests.protocol_clients.every_protocol import INTERFACES, MODEL, infer_message
+from tests.transports.live import streaming
 
 MODEL_TEXT = """
 import time

@@ -11,9 +11,9 @@ from typing import Any
 
 import aiohttp
 import yaml
-from shipped import ALERTS
 
-from process import SECONDS, clean_environment
+from tests.deploy.shipped import ALERTS
+from tests.process import SECONDS, clean_environment
 from triglot.testing.process import Lines
 
 

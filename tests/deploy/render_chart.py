@@ -1,4 +1,4 @@
-"""Renders the chart by Helm itself: python render_chart.py VALUES, which is JSON; prints the objects as JSON."""
+"""Renders the chart by Helm itself: `-m tests.deploy.render_chart VALUES` (JSON) prints the objects as JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deployed import CHART, documents
+from tests.deployed import CHART, documents
 
 helm = pytest.importorskip("helm_python", reason="the deploy environment has it")
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from observed import scraped
-from promql import labels_of
-from shipped import ALERT_CASES, ALERTS, DEPLOY, RULES, alert_expressions
+
+from tests.deploy.observed import scraped
+from tests.deploy.promql import labels_of
+from tests.deploy.shipped import ALERT_CASES, ALERTS, DEPLOY, RULES, alert_expressions
 
 EXPRESSIONS = list(alert_expressions())
 NAMES = [rule["alert"] for rule in RULES]

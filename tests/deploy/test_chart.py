@@ -6,11 +6,11 @@ import copy
 from typing import Any
 
 import pytest
-from kubernetes_schemas import check, kubernetes_validate
-from render_chart import NAMESPACE, helm, rendered
 
 import triglot
-from deployed import CHART
+from tests.deploy.kubernetes_schemas import check, kubernetes_validate
+from tests.deploy.render_chart import NAMESPACE, helm, rendered
+from tests.deployed import CHART
 
 keda = pytest.importorskip("cloudcoil.models.keda.v1alpha1")
 operator = pytest.importorskip("cloudcoil.models.prometheus_operator.v1")

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-import environments
-from process import FREE_PORTS, SECONDS, Triglot, write_model
+from tests import environments
+from tests.process import FREE_PORTS, SECONDS, Triglot, write_model
 from triglot.config.options import Config
 
 PAGE = environments.ROOT / "docs" / "docker_systemd.md"

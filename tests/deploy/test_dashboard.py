@@ -12,9 +12,18 @@ import pytest
 from grafana_foundation_sdk.cog import plugins
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
-from observed import scraped
-from promql import labels_of
-from shipped import DASHBOARD, DEPLOY, PANELS, dashboard_expressions, filled, picture_of, rows_of_panels
+
+from tests.deploy.observed import scraped
+from tests.deploy.promql import labels_of
+from tests.deploy.shipped import (
+    DASHBOARD,
+    DEPLOY,
+    PANELS,
+    dashboard_expressions,
+    filled,
+    picture_of,
+    rows_of_panels,
+)
 
 WIDTH = 24
 MOST_PICTURE_BYTES = 300_000

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from environment_tests import check_tests
+from tests.environment_tests import check_tests
 
 FOLDER = Path(__file__).parent
 FILES = {

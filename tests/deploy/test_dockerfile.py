@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-import environments
 import triglot
-from deployed import DEPLOY
-from kept_files import kept_files
-from process import clean_environment
+from tests import environments
+from tests.deployed import DEPLOY
+from tests.kept_files import kept_files
+from tests.process import clean_environment
 
 dockerfile_parse = pytest.importorskip("dockerfile_parse", reason="the deploy environment has it")
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import yaml
-from kubernetes_schemas import check as check_kubernetes
 
-from deployed import SAMPLES, documents, runtime
+from tests.deploy.kubernetes_schemas import check as check_kubernetes
+from tests.deployed import SAMPLES, documents, runtime
 
 jsonschema = pytest.importorskip("jsonschema", reason="the deploy environment has it")
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from deployed import MLSERVER, RUNTIME, SAMPLES, documents, runtime
+from tests.deployed import MLSERVER, RUNTIME, SAMPLES, documents, runtime
 
 kserve = pytest.importorskip("kserve", reason="the kserve environment has it")
 kubernetes = pytest.importorskip("kubernetes.client")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from kubernetes_schemas import check, kubernetes_validate
 
-from deployed import SAMPLES, documents, runtime
+from tests.deploy.kubernetes_schemas import check, kubernetes_validate
+from tests.deployed import SAMPLES, documents, runtime
 
 OF_THE_MODEL = {"modelFormat", "protocolVersion", "runtime", "runtimeVersion", "storage", "storageUri"}
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from observed import observed
-from prometheus_server import prometheus
-from shipped import RULES, dashboard_expressions, filled
 
-from waiting import until_found
+from tests.deploy.observed import observed
+from tests.deploy.prometheus_server import prometheus
+from tests.deploy.shipped import RULES, dashboard_expressions, filled
+from tests.waiting import until_found
 
 
 async def test_a_prometheus(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from promql import LabelNotFound, Series, labels_of
+
+from tests.deploy.promql import LabelNotFound, Series, labels_of
 
 SERIES: Series = {
     "up": [{}],

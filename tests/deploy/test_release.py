@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 from google.protobuf import descriptor_pb2
 
-import environments
 import triglot
-from process import LISTENING, clean_environment
+from tests import environments
+from tests.process import LISTENING, clean_environment
 from triglot.testing.process import Lines
 
 ROOT = environments.ROOT

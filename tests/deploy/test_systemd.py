@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-import environments
-from process import FREE_PORTS, SECONDS, Triglot, write_model
-from protocol_clients.channel import grpc_channel, rpc
-from protocol_clients.kserve import answer_value, infer, infer_request
+from tests import environments
+from tests.process import FREE_PORTS, SECONDS, Triglot, write_model
+from tests.protocol_clients.channel import grpc_channel, rpc
+from tests.protocol_clients.kserve import answer_value, infer, infer_request
 from triglot.pb.kserve import inference_pb2 as pb
 
 UNIT = environments.ROOT / "deploy" / "systemd" / "triglot.service"

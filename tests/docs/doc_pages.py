@@ -29,9 +29,9 @@ from pathlib import Path
 import yaml
 from google.protobuf import text_format
 
-import environments
-from forked import Forked
-from process import Triglot, clean_environment, outcome, start_python
+from tests import environments
+from tests.forked import Forked
+from tests.process import Triglot, clean_environment, outcome, start_python
 from triglot.cli.main import command_line
 from triglot.cli.serve import start
 from triglot.pb.kserve import model_config_pb2

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from doc_pages import ROOT
+
+from tests.docs.doc_pages import ROOT
 
 CONTRACTS = {"spec": "kserve_v2", "tfs": "tensorflow_serving", "grps": "grps"}
 """The folder of the pages of each."""

@@ -7,8 +7,8 @@ import tomllib
 from collections.abc import Iterator
 
 import pytest
-from doc_pages import ROOT
 
+from tests.docs.doc_pages import ROOT
 from triglot.access import issuers, jwks
 from triglot.config import watched_file
 from triglot.config.options import GIB, MIB, Config

@@ -6,8 +6,8 @@ import json
 import subprocess
 from pathlib import Path
 
-import environments
-from process import clean_environment
+from tests import environments
+from tests.process import clean_environment
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "examples" / "notebook" / "notebook.ipynb"
 RUN = """

@@ -10,8 +10,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from doc_pages import EXAMPLES, PAGES, ROOT, Block, Reader, anchors_of, blocks_below, blocks_of, links_of
 
+from tests.docs.doc_pages import (
+    EXAMPLES,
+    PAGES,
+    ROOT,
+    Block,
+    Reader,
+    anchors_of,
+    blocks_below,
+    blocks_of,
+    links_of,
+)
 from triglot.cli.main import command_line
 
 OWN_PATH = re.compile(r"`((?:bench|codegen|deploy|docs|examples|protos|server|tests)/[\w./-]+)`")

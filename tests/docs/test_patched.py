@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from doc_pages import patched
+
+from tests.docs.doc_pages import patched
 
 TEXT = "a\n\nb\nc\nb\n"
 

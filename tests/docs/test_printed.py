@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from doc_pages import assert_printed
+
+from tests.docs.doc_pages import assert_printed
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from doc_pages import ROOT, Reader, blocks_of
+
+from tests.docs.doc_pages import ROOT, Reader, blocks_of
 
 SYSTEM_PYTHON = Path("/usr/bin/python3")
 NEEDED = ("import ensurepip, sys, venv; assert sys.version_info >= (3, 11, 2)",)

@@ -11,9 +11,9 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from doc_pages import ROOT
 
-import docs_site
+from tests import docs_site
+from tests.docs.doc_pages import ROOT
 
 
 @dataclass

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from process import SECONDS
+from tests.process import SECONDS
 
 playwright_api = pytest.importorskip("playwright.async_api", reason="Playwright is not installed")
 expect = playwright_api.expect

@@ -8,11 +8,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from live import Live, live
-from scripted_models import Scripted
 
-from process import SECONDS
-from protocol_clients.every_protocol import (
+from tests.process import SECONDS
+from tests.protocol_clients.every_protocol import (
     INTERFACES,
     MODEL,
     Interface,
@@ -21,8 +19,10 @@ from protocol_clients.every_protocol import (
     kserve_rest,
     kserve_stream,
 )
+from tests.scheduling.scripted_models import Scripted
+from tests.transports.live import Live, live
+from tests.waiting import until
 from triglot.core.errors import Code
-from waiting import until
 
 SOON = 0.05
 EVERY_INTERFACE = pytest.mark.parametrize("interface", INTERFACES.values(), ids=INTERFACES)

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from server_process import ServerProcess
 
-import environments
-from process import outcome, start_python
+from tests import environments
+from tests.e2e.server_process import ServerProcess
+from tests.process import outcome, start_python
 
 CLIENTS = Path(__file__).parent / "clients"
 RUN_SECONDS = 300

@@ -13,14 +13,13 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from client_scripts import ReportOf
-from hostile_names import ExposedServer, opened
-from model_configs import config_flag, config_text
-from server_process import ServerProcess
 
-import environments
-import saved_models
-from process import PLAIN_MODELS
+from tests import environments, saved_models
+from tests.e2e.client_scripts import ReportOf
+from tests.e2e.hostile_names import ExposedServer, opened
+from tests.e2e.model_configs import config_flag, config_text
+from tests.e2e.server_process import ServerProcess
+from tests.process import PLAIN_MODELS
 from triglot.run import DEMO
 
 CANNOT_BE_LOADED = "warm_"
@@ -99,7 +98,7 @@ def empty_server(tensorflow: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def browser() -> AsyncIterator[None]:
     """The browser of `visiting`, for all tests of a file."""
-    from browser import launched  # noqa: PLC0415 - skips where there is none.
+    from tests.e2e.browser import launched  # noqa: PLC0415 - skips where there is none.
 
     async with launched():
         yield

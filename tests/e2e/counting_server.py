@@ -15,13 +15,13 @@ import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 import triglot
-from process import SECONDS
-from served_models import Arrays, Served, X, Y, serving
+from tests.process import SECONDS
+from tests.served_models import Arrays, Served, X, Y, serving
+from tests.waiting import until
 from triglot.core.errors import Code
 from triglot.core.operation import EVERYTHING
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.testing import GatedModel
-from waiting import until
 
 METHOD = "/inference.GRPCInferenceService/"
 DURATIONS = (

@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 import grpc
 import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from server_process import ServerProcess
 
-from process import SECONDS
-from protocol_clients.channel import rpc
-from protocol_clients.kserve import server_ready
-from protocol_clients.rest import Rest
-from protocol_clients.tfserving import statuses
+from tests.e2e.server_process import ServerProcess
+from tests.process import SECONDS
+from tests.protocol_clients.channel import rpc
+from tests.protocol_clients.kserve import server_ready
+from tests.protocol_clients.rest import Rest
+from tests.protocol_clients.tfserving import statuses
+from tests.waiting import wait_until
 from triglot.pb.grps.grps_pb2 import GrpsMessage
 from triglot.pb.kserve import inference_pb2 as pb
-from waiting import wait_until
 
 PAGE = "/grps/v1/monitor/overview"
 GRPS = "/grps.protos.v1.GrpsService/"

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-import environments
-from process import SECONDS, clean_environment, is_listening, unused_ports
-from waiting import until
+from tests import environments
+from tests.process import SECONDS, clean_environment, is_listening, unused_ports
+from tests.waiting import until
 
 SLOTS = 4
 CONFIG = """

@@ -12,12 +12,12 @@ from urllib.parse import quote
 
 import grpc
 import pytest
-from server_process import ServerProcess
 
-from process import IDENTITY, SECONDS, write_model
-from protocol_clients.channel import grpc_channel, rpc
-from protocol_clients.kserve import infer
-from protocol_clients.rest import Rest
+from tests.e2e.server_process import ServerProcess
+from tests.process import IDENTITY, SECONDS, write_model
+from tests.protocol_clients.channel import grpc_channel, rpc
+from tests.protocol_clients.kserve import infer
+from tests.protocol_clients.rest import Rest
 from triglot.pb.kserve import inference_pb2 as kserve
 
 OPENED = "open({!r}, 'w').close()\n"

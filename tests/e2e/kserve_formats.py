@@ -10,10 +10,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import environments
-import saved_models
-from kept_files import kept_files
-from process import clean_environment
+from tests import environments, saved_models
+from tests.kept_files import kept_files
+from tests.process import clean_environment
 
 TESTS = Path(__file__).resolve().parents[1]
 IRIS = [[5.1, 3.5, 1.4, 0.2], [6.7, 3.0, 5.2, 2.3]]

@@ -15,7 +15,7 @@ import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 import triglot
-from process import SECONDS, write_model
+from tests.process import SECONDS, write_model
 from triglot import testing
 from triglot.pb.grps import grps_pb2
 from triglot.pb.kserve import inference_pb2

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from protocol_clients.abortable import CLIENTS, CUT_OFF, IN_BAND, LEFT, Client, Request
+from tests.protocol_clients.abortable import CLIENTS, CUT_OFF, IN_BAND, LEFT, Client, Request
 
 MODELS = (
     "unary_thread",

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from process import SECONDS, write_model
+from tests.process import SECONDS, write_model
 
 SOCKET = "checkpoints"
 TEXT = """

@@ -7,12 +7,11 @@ import itertools
 from collections import Counter
 from collections.abc import Callable
 
-from request_cases import OUTCOMES, WAITING, Case, first_point, good, part
-from request_checkpoints import Visit
-from request_served import Served, tries
-
-from protocol_clients.abortable import Attempt
-from waiting import until
+from tests.e2e.request_cases import OUTCOMES, WAITING, Case, first_point, good, part
+from tests.e2e.request_checkpoints import Visit
+from tests.e2e.request_served import Served, tries
+from tests.protocol_clients.abortable import Attempt
+from tests.waiting import until
 
 FIRST, SUBJECT, COMPANION = "first", "subject", "companion"
 SEQUENCES = itertools.count(10**6)

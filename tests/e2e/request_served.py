@@ -19,22 +19,22 @@ from typing import Any, NoReturn
 
 import aiohttp
 import grpc.aio
-from grpc_transport import transport_options
-from request_cases import answers_of, carries, good
-from request_checkpoints import Checkpoints, checkpoints_in, write_models
 
 import triglot
-from process import SECONDS
-from protocol_clients.abortable import CLIENTS, Attempt, Client, Request
-from span_receivers import SERVER, Span, spans_of
+from tests.e2e.request_cases import answers_of, carries, good
+from tests.e2e.request_checkpoints import Checkpoints, checkpoints_in, write_models
+from tests.process import SECONDS
+from tests.protocol_clients.abortable import CLIENTS, Attempt, Client, Request
+from tests.span_receivers import SERVER, Span, spans_of
+from tests.transports.grpc_transport import transport_options
+from tests.versions import OLD_AIOHTTP
+from tests.waiting import until
 from triglot.core.operation import EVERYTHING
 from triglot.telemetry.spans.exporter import Exporter
 from triglot.telemetry.spans.otlp import Envelope
 from triglot.telemetry.spans.recorder import SpanRecorder, of_ratio
 from triglot.telemetry.spans.rows import Row, encode
 from triglot.telemetry.spans.settings import SpanSettings
-from versions import OLD_AIOHTTP
-from waiting import until
 
 TRIES = 8
 """Least number of attempts for a request that must reach some point before its deadline."""

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from types import TracebackType
 
-from process import Triglot
+from tests.process import Triglot
 
 QUICK = {
     "TRIGLOT_HOST": "127.0.0.1",

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
-from process import SECONDS
-from waiting import wait_until
+from tests.process import SECONDS
+from tests.waiting import wait_until
 
 PAUSE = 0.005
 """Seconds between two calls, which take less than that."""

@@ -12,10 +12,10 @@ import aiohttp
 import grpc.aio
 import numpy as np
 
-from process import SECONDS
-from protocol_clients.channel import SERVICE as KSERVE
-from protocol_clients.grps import PREDICT_PATH, SERVICE
-from protocol_clients.tfserving import GET_MODEL_STATUS, PREDICT
+from tests.process import SECONDS
+from tests.protocol_clients.channel import SERVICE as KSERVE
+from tests.protocol_clients.grps import PREDICT_PATH, SERVICE
+from tests.protocol_clients.tfserving import GET_MODEL_STATUS, PREDICT
 from triglot.pb.grps.grps_pb2 import GrpsMessage
 from triglot.pb.kserve import inference_pb2
 from triglot.pb.tfserving import management_pb2, predict_pb2, tensor_pb2

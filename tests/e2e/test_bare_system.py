@@ -8,9 +8,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from process import FREE_PORTS, IDENTITY, Triglot, write_model
-from protocol_clients.channel import SERVICE
-from protocol_clients.rest import Rest
+from tests.process import FREE_PORTS, IDENTITY, Triglot, write_model
+from tests.protocol_clients.channel import SERVICE
+from tests.protocol_clients.rest import Rest
 from triglot.pb.kserve import inference_pb2 as pb
 
 MISSING = """

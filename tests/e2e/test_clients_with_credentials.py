@@ -11,12 +11,12 @@ from pathlib import Path
 import grpc
 import pytest
 import trustme
-from access_files import anonymous, client, write
-from client_scripts import ClientScript, ReportOf, script_tests
-from server_process import ServerProcess
 
-from process import PLAIN_MODELS
-from protocol_clients.channel import rpc
+from tests.access.access_files import anonymous, client, write
+from tests.e2e.client_scripts import ClientScript, ReportOf, script_tests
+from tests.e2e.server_process import ServerProcess
+from tests.process import PLAIN_MODELS
+from tests.protocol_clients.channel import rpc
 from triglot.pb.kserve import inference_pb2 as pb
 
 SCRIPTS = [

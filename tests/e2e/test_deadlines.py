@@ -9,16 +9,16 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from busy_servers import EVERY_INTERFACE, PARAMETERS, REST, SOON, ask, busy, until_released
-from live import live
-from scripted_models import Inputs, Plain, Scripted
 
 import triglot
-from process import SECONDS
-from protocol_clients.every_protocol import MODEL, Interface, infer_message, kserve_grpc, kserve_stream
+from tests.e2e.busy_servers import EVERY_INTERFACE, PARAMETERS, REST, SOON, ask, busy, until_released
+from tests.process import SECONDS
+from tests.protocol_clients.every_protocol import MODEL, Interface, infer_message, kserve_grpc, kserve_stream
+from tests.scheduling.scripted_models import Inputs, Plain, Scripted
+from tests.transports.live import live
+from tests.waiting import ever_later, until
 from triglot.core.errors import Code
 from triglot.model.scheduling import DynamicBatching, QueuePolicy
-from waiting import ever_later, until
 
 pytestmark = pytest.mark.both_transports
 

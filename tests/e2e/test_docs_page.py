@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from browser import IN_ONE_BROWSER, OVERFLOW, BrowserPage, expect, visiting
 
-from process import PLAIN_MODELS, SECONDS
+from tests.e2e.browser import IN_ONE_BROWSER, OVERFLOW, BrowserPage, expect, visiting
+from tests.process import PLAIN_MODELS, SECONDS
 from triglot import testing
 
 pytestmark = IN_ONE_BROWSER

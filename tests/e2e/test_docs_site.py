@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import IN_ONE_BROWSER, OVERFLOW, visiting
 
-import docs_site
+from tests import docs_site
+from tests.e2e.browser import IN_ONE_BROWSER, OVERFLOW, visiting
 
 pytestmark = IN_ONE_BROWSER
 

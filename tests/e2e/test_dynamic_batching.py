@@ -9,14 +9,14 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from server_process import ServerProcess
 
-from process import SECONDS
-from protocol_clients.channel import SERVICE, grpc_channel, rpc
-from protocol_clients.rest import Rest
-from protocol_clients.tfserving import failure, predict, predict_request
+from tests.e2e.server_process import ServerProcess
+from tests.process import SECONDS
+from tests.protocol_clients.channel import SERVICE, grpc_channel, rpc
+from tests.protocol_clients.rest import Rest
+from tests.protocol_clients.tfserving import failure, predict, predict_request
+from tests.waiting import ever_later
 from triglot.pb.kserve import inference_pb2 as pb
-from waiting import ever_later
 
 MODEL = """
 import numpy as np

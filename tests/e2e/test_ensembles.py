@@ -10,17 +10,17 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from server_process import ServerProcess
-from steady_caller import Caller
 
-from process import SECONDS, write_atomically
-from protocol_clients.channel import rpc
-from protocol_clients.grps import post, predicted, tensors
-from protocol_clients.rest import Rest
-from protocol_clients.tfserving import predict, predict_request
+from tests.e2e.server_process import ServerProcess
+from tests.e2e.steady_caller import Caller
+from tests.process import SECONDS, write_atomically
+from tests.protocol_clients.channel import rpc
+from tests.protocol_clients.grps import post, predicted, tensors
+from tests.protocol_clients.rest import Rest
+from tests.protocol_clients.tfserving import predict, predict_request
+from tests.waiting import wait_until
 from triglot.pb.grps.grps_pb2 import DT_FLOAT32, GenericTensor
 from triglot.pb.kserve import inference_pb2
-from waiting import wait_until
 
 ON_THREAD = """
 import triglot

@@ -8,12 +8,12 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from server_process import ServerProcess
 
-from process import SECONDS
-from protocol_clients.channel import rpc
-from protocol_clients.rest import Rest
-from protocol_clients.tfserving import predict, predict_request
+from tests.e2e.server_process import ServerProcess
+from tests.process import SECONDS
+from tests.protocol_clients.channel import rpc
+from tests.protocol_clients.rest import Rest
+from tests.protocol_clients.tfserving import predict, predict_request
 from triglot.pb.kserve import inference_pb2
 
 pytestmark = pytest.mark.both_transports

@@ -6,11 +6,11 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from client_scripts import ClientScript, Report, ReportOf, script_tests
-from server_process import ServerProcess
 
-from process import run_triglot, write_model
-from protocol_clients.rest import Rest
+from tests.e2e.client_scripts import ClientScript, Report, ReportOf, script_tests
+from tests.e2e.server_process import ServerProcess
+from tests.process import run_triglot, write_model
+from tests.protocol_clients.rest import Rest
 
 SAYS = """
 import triglot

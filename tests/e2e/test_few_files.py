@@ -14,11 +14,11 @@ from typing import Self
 import grpc
 import pytest
 
-from process import SECONDS, Triglot, write_model
-from protocol_clients.channel import SERVICE
+from tests.process import SECONDS, Triglot, write_model
+from tests.protocol_clients.channel import SERVICE
+from tests.waiting import wait_until
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.transports.http2.core import frames
-from waiting import wait_until
 
 FILES = 256
 FEW = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({FILES}, {FILES}))"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from client_scripts import ClientScript, script_tests
+
+from tests.e2e.client_scripts import ClientScript, script_tests
 
 pytestmark = pytest.mark.both_transports
 

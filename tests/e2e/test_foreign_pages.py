@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from browser import IN_ONE_BROWSER, visiting
 
-from state_changes import ChangingServer, changing_server
+from tests.e2e.browser import IN_ONE_BROWSER, visiting
+from tests.state_changes import ChangingServer, changing_server
 
 pytestmark = IN_ONE_BROWSER
 

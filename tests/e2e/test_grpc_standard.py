@@ -13,8 +13,9 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
-from grpc_transport import transport_options
-from server_process import ServerProcess
+
+from tests.e2e.server_process import ServerProcess
+from tests.transports.grpc_transport import transport_options
 
 pytestmark = pytest.mark.both_transports
 

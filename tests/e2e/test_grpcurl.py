@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from server_process import ServerProcess
+
+from tests.e2e.server_process import ServerProcess
 
 pytestmark = pytest.mark.both_transports
 

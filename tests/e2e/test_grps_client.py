@@ -8,12 +8,12 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from client_scripts import CLIENTS, RUN_SECONDS, ClientScript, ReportOf, script_tests
-from server_process import ServerProcess
 
-import environments
-from grps_toys import TOYS, grps_arguments
-from process import PLAIN_MODELS, clean_environment
+from tests import environments
+from tests.e2e.client_scripts import CLIENTS, RUN_SECONDS, ClientScript, ReportOf, script_tests
+from tests.e2e.server_process import ServerProcess
+from tests.grps_toys import TOYS, grps_arguments
+from tests.process import PLAIN_MODELS, clean_environment
 
 SCRIPT = ClientScript("grps", "grps_stock.py")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from process import SECONDS, write_model
-from protocol_clients.channel import rpc
+from tests.process import SECONDS, write_model
+from tests.protocol_clients.channel import rpc
 from triglot import Config, Server
 from triglot.core.operation import EVERYTHING
 from triglot.pb.grps import grps_pb2 as pb

@@ -15,12 +15,12 @@ from typing import Any
 import grpc
 from prometheus_client.parser import text_string_to_metric_families
 
-from grps_toys import TOYS, grps_arguments
-from process import SECONDS, Triglot
-from protocol_clients.channel import grpc_channel
-from protocol_clients.grps import PREDICT_PATH, SERVICE, post, predict, predict_streaming
+from tests.grps_toys import TOYS, grps_arguments
+from tests.process import SECONDS, Triglot
+from tests.protocol_clients.channel import grpc_channel
+from tests.protocol_clients.grps import PREDICT_PATH, SERVICE, post, predict, predict_streaming
+from tests.waiting import wait_until
 from triglot.pb.grps.grps_pb2 import GrpsMessage
-from waiting import wait_until
 
 CALLS = ("Predict", "PredictStreaming", "predict")
 Samples = dict[str, list[tuple[Mapping[str, str], float]]]

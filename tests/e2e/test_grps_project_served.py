@@ -10,14 +10,14 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from server_process import QUICK, ServerProcess
 
-from grps_toys import TOYS, grps_arguments
-from process import SECONDS, Triglot, run_triglot
-from protocol_clients.channel import grpc_channel, rpc
-from protocol_clients.grps import failure, post, predicted
-from protocol_clients.rest import Rest
-from protocol_clients.tfserving import PREDICT
+from tests.e2e.server_process import QUICK, ServerProcess
+from tests.grps_toys import TOYS, grps_arguments
+from tests.process import SECONDS, Triglot, run_triglot
+from tests.protocol_clients.channel import grpc_channel, rpc
+from tests.protocol_clients.grps import failure, post, predicted
+from tests.protocol_clients.rest import Rest
+from tests.protocol_clients.tfserving import PREDICT
 from triglot.pb.grps.grps_pb2 import GrpsMessage
 from triglot.pb.kserve import inference_pb2
 from triglot.pb.tfserving import predict_pb2, tensor_pb2

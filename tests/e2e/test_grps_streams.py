@@ -14,12 +14,12 @@ from pathlib import Path
 import grpc
 import psutil
 import pytest
-from server_process import ServerProcess
 
-from grps_toys import PROJECTS, grps_arguments
-from process import SECONDS
+from tests.e2e.server_process import ServerProcess
+from tests.grps_toys import PROJECTS, grps_arguments
+from tests.process import SECONDS
+from tests.waiting import wait_until
 from triglot.pb.grps.grps_pb2 import GrpsMessage
-from waiting import wait_until
 
 pytestmark = pytest.mark.both_transports
 

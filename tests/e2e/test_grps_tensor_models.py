@@ -7,10 +7,10 @@ from pathlib import Path
 
 import grpc
 import pytest
-from server_process import ServerProcess
 
-from protocol_clients.channel import grpc_channel
-from protocol_clients.grps import failure, post, predict_streaming, predicted, tensors
+from tests.e2e.server_process import ServerProcess
+from tests.protocol_clients.channel import grpc_channel
+from tests.protocol_clients.grps import failure, post, predict_streaming, predicted, tensors
 from triglot.pb.grps.grps_pb2 import (
     DT_FLOAT32,
     DT_FLOAT64,

@@ -10,9 +10,9 @@ import urllib.request
 from collections.abc import Iterator
 
 import pytest
-from server_process import ServerProcess
 
-from process import FREE_PORTS, PLAIN_MODELS, Triglot, clean_environment
+from tests.e2e.server_process import ServerProcess
+from tests.process import FREE_PORTS, PLAIN_MODELS, Triglot, clean_environment
 
 SECONDS = 30
 needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")

@@ -8,13 +8,13 @@ from typing import Any
 
 import grpc
 import pytest
-from hostile_names import INVALID, NAMES, NOT_FOUND, VERSIONS, ExposedServer, the_same, write_models
-from server_process import QUICK, ServerProcess
 
-from process import SECONDS, Triglot, run_triglot
-from protocol_clients.channel import SERVICE, rpc
-from protocol_clients.kserve import infer_request
-from protocol_clients.rest import Rest
+from tests.e2e.hostile_names import INVALID, NAMES, NOT_FOUND, VERSIONS, ExposedServer, the_same, write_models
+from tests.e2e.server_process import QUICK, ServerProcess
+from tests.process import SECONDS, Triglot, run_triglot
+from tests.protocol_clients.channel import SERVICE, rpc
+from tests.protocol_clients.kserve import infer_request
+from tests.protocol_clients.rest import Rest
 from triglot.pb.kserve import inference_pb2 as kserve
 
 # --- KServe V2 ---

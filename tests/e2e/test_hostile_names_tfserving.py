@@ -7,12 +7,12 @@ from urllib.parse import quote
 
 import grpc
 import pytest
-from hostile_names import INVALID, NAMES, VERSIONS, ExposedServer, the_same
 
-from process import SECONDS
-from protocol_clients.channel import rpc
-from protocol_clients.grps import PREDICT_PATH, tensors
-from protocol_clients.grps import SERVICE as GRPS
+from tests.e2e.hostile_names import INVALID, NAMES, VERSIONS, ExposedServer, the_same
+from tests.process import SECONDS
+from tests.protocol_clients.channel import rpc
+from tests.protocol_clients.grps import PREDICT_PATH, tensors
+from tests.protocol_clients.grps import SERVICE as GRPS
 from triglot.pb.grps.grps_pb2 import GrpsMessage
 from triglot.pb.tfserving import inference_pb2, management_pb2, metadata_pb2, model_pb2, predict_pb2
 

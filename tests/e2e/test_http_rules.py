@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from server_process import ServerProcess
+
+from tests.e2e.server_process import ServerProcess
 
 SECONDS = 30
 INFER = "/v2/models/half_plus_two/infer"

@@ -15,17 +15,17 @@ import grpc.aio
 import numpy as np
 import psutil
 import pytest
-from model_configs import config_flag, config_text
 from prometheus_client.parser import text_string_to_metric_families
-from server_process import QUICK, ServerProcess
-from swap_load import MODEL, Load, Reply, load_of, statuses
 
-from process import SECONDS, Triglot, write_model
-from protocol_clients.channel import SERVICE
-from protocol_clients.tfserving import RELOAD
+from tests.e2e.model_configs import config_flag, config_text
+from tests.e2e.server_process import QUICK, ServerProcess
+from tests.e2e.swap_load import MODEL, Load, Reply, load_of, statuses
+from tests.process import SECONDS, Triglot, write_model
+from tests.protocol_clients.channel import SERVICE
+from tests.protocol_clients.tfserving import RELOAD
+from tests.waiting import until, until_found
 from triglot.pb.kserve import inference_pb2
 from triglot.pb.tfserving import management_pb2
-from waiting import until, until_found
 
 SWAPS = 100
 SWAPS_IN_PLACE = 10

@@ -11,11 +11,11 @@ import aiohttp
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from haproxy import gateway
-from live import streaming
 
-from process import SECONDS, Triglot, unused_ports, write_model
-from protocol_clients.every_protocol import INTERFACES, MODEL
+from tests.e2e.haproxy import gateway
+from tests.process import SECONDS, Triglot, unused_ports, write_model
+from tests.protocol_clients.every_protocol import INTERFACES, MODEL
+from tests.transports.live import streaming
 from triglot.core.errors import Code
 
 DOUBLE = """

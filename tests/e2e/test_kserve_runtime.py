@@ -10,14 +10,14 @@ from pathlib import Path
 import grpc
 import pytest
 import trustme
-from client_scripts import ClientScript
-from kserve_formats import FORMATS, IN_PLACE
 
-import environments
-from deployed import KSERVE, MLSERVER, command_line, documents, runtime
-from kubelet import Pod, restricted
-from process import SECONDS, triglot_command, unused_ports
-from protocol_clients.kserve import server_ready
+from tests import environments
+from tests.deployed import KSERVE, MLSERVER, command_line, documents, runtime
+from tests.e2e.client_scripts import ClientScript
+from tests.e2e.kserve_formats import FORMATS, IN_PLACE
+from tests.kubelet import Pod, restricted
+from tests.process import SECONDS, triglot_command, unused_ports
+from tests.protocol_clients.kserve import server_ready
 
 NAME = "sample-of-kserve"
 SCRIPT = ClientScript("kserve", "kserve_named.py")

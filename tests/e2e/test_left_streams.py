@@ -12,15 +12,23 @@ import grpc
 import grpc.aio
 import numpy as np
 import pytest
-from busy_servers import SOON, ask, until_released
-from live import Live, live
-from scripted_models import Inputs, Plain, Scripted
 
-from process import SECONDS
-from protocol_clients.every_protocol import GRPS, MODEL, STREAMS, Interface, grps_body, grps_message, kserve_rest
+from tests.e2e.busy_servers import SOON, ask, until_released
+from tests.process import SECONDS
+from tests.protocol_clients.every_protocol import (
+    GRPS,
+    MODEL,
+    STREAMS,
+    Interface,
+    grps_body,
+    grps_message,
+    kserve_rest,
+)
+from tests.scheduling.scripted_models import Inputs, Plain, Scripted
+from tests.transports.live import Live, live
+from tests.waiting import ever_later
 from triglot.core.errors import Code
 from triglot.pb.grps import grps_pb2
-from waiting import ever_later
 
 pytestmark = pytest.mark.both_transports
 

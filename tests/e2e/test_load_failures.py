@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 
 import grpc
 import pytest
-from server_process import ServerProcess
-from steady_caller import Caller
 
-from process import SECONDS, write_model
-from protocol_clients.channel import grpc_channel, rpc
-from protocol_clients.kserve import answer_value, infer_request
-from protocol_clients.tfserving import Status, failure, statuses
+from tests.e2e.server_process import ServerProcess
+from tests.e2e.steady_caller import Caller
+from tests.process import SECONDS, write_model
+from tests.protocol_clients.channel import grpc_channel, rpc
+from tests.protocol_clients.kserve import answer_value, infer_request
+from tests.protocol_clients.tfserving import Status, failure, statuses
+from tests.waiting import wait_until
 from triglot.pb.kserve import inference_pb2 as pb
-from waiting import wait_until
 
 NUMBERED = """
 import time

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import grpc
 import pytest
-from every_interface import EveryInterface, State, Story
-from server_process import ServerProcess
 
-from gates import GATE, Gate
-from process import IDENTITY, SECONDS, write_atomically, write_model
-from protocol_clients.channel import grpc_channel, rpc
-from protocol_clients.kserve import infer
+from tests.e2e.every_interface import EveryInterface, State, Story
+from tests.e2e.server_process import ServerProcess
+from tests.gates import GATE, Gate
+from tests.process import IDENTITY, SECONDS, write_atomically, write_model
+from tests.protocol_clients.channel import grpc_channel, rpc
+from tests.protocol_clients.kserve import infer
 from triglot.pb.kserve import inference_pb2 as pb
 
 BROKEN = IDENTITY + "\n    def load(self, folder):\n        raise OSError('no disk')\n"

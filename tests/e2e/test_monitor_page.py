@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from browser import IN_ONE_BROWSER, OVERFLOW, BrowserPage, expect, visiting
-from monitor_load import (
+
+import triglot
+from tests.e2e.browser import IN_ONE_BROWSER, OVERFLOW, BrowserPage, expect, visiting
+from tests.e2e.monitor_load import (
     BROKEN_MODEL,
     BROKEN_TEXT,
     MODEL,
@@ -24,10 +26,8 @@ from monitor_load import (
     ready_models,
     served,
 )
-
-import triglot
-from process import SECONDS
-from waiting import until_found
+from tests.process import SECONDS
+from tests.waiting import until_found
 
 pytestmark = IN_ONE_BROWSER
 

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from client_scripts import CLIENTS
-from server_process import ServerProcess
 
-import environments
-from process import PLAIN_MODELS, clean_environment
+from tests import environments
+from tests.e2e.client_scripts import CLIENTS
+from tests.e2e.server_process import ServerProcess
+from tests.process import PLAIN_MODELS, clean_environment
 from triglot.run import DEMO
 
 RUN_SECONDS = 300

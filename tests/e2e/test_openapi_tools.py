@@ -8,11 +8,10 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from client_scripts import CLIENTS, ClientScript, script_tests
-from server_process import ServerProcess
-
-import environments
-from process import PLAIN_MODELS, clean_environment
+from tests import environments
+from tests.e2e.client_scripts import CLIENTS, ClientScript, script_tests
+from tests.e2e.server_process import ServerProcess
+from tests.process import PLAIN_MODELS, clean_environment
 
 SCRIPT = ClientScript("openapi", "openapi_document.py")
 MODELS = ("half_plus_two", "identity_bytes", "token_stream")

@@ -8,11 +8,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from live import Live, live
-from scripted_models import Inputs, Plain, Scripted
 
-from process import SECONDS
-from protocol_clients.every_protocol import (
+from tests.process import SECONDS
+from tests.protocol_clients.every_protocol import (
     INTERFACES,
     MODEL,
     STREAMS,
@@ -23,8 +21,10 @@ from protocol_clients.every_protocol import (
     kserve_stream,
     looks,
 )
+from tests.scheduling.scripted_models import Inputs, Plain, Scripted
+from tests.transports.live import Live, live
+from tests.waiting import until
 from triglot.core.errors import Code, Unavailable
-from waiting import until
 
 pytestmark = pytest.mark.both_transports
 

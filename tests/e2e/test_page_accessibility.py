@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from browser import IN_ONE_BROWSER, OVERFLOW, BrowserPage, expect, visiting
-from monitor_load import BROKEN_MODEL, BROKEN_TEXT, MODEL, served
 
 import triglot
+from tests.e2e.browser import IN_ONE_BROWSER, OVERFLOW, BrowserPage, expect, visiting
+from tests.e2e.monitor_load import BROKEN_MODEL, BROKEN_TEXT, MODEL, served
 
 pytestmark = IN_ONE_BROWSER
 axe = pytest.importorskip("axe_playwright_python.async_playwright", reason="axe is not installed")

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 import pytest_asyncio
-from browser import IN_ONE_BROWSER, OVERFLOW, expect, visiting
 
 import triglot
+from tests.e2e.browser import IN_ONE_BROWSER, OVERFLOW, expect, visiting
 from triglot import TensorSpec
 
 pytestmark = IN_ONE_BROWSER

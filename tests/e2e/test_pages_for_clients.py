@@ -14,12 +14,12 @@ from typing import Any
 
 import aiohttp
 import pytest
-from access_files import anonymous, client, write
-from browser import IN_ONE_BROWSER, OVERFLOW, BrowserPage, expect, visiting
-from tried_models import Caller, pasted
 
 import triglot
-from process import PLAIN_MODELS
+from tests.access.access_files import anonymous, client, write
+from tests.e2e.browser import IN_ONE_BROWSER, OVERFLOW, BrowserPage, expect, visiting
+from tests.e2e.tried_models import Caller, pasted
+from tests.process import PLAIN_MODELS
 from triglot import testing
 
 pytestmark = IN_ONE_BROWSER

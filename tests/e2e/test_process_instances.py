@@ -11,12 +11,12 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
-from process import FREE_PORTS, SECONDS, Triglot, write_atomically, write_model
-from protocol_clients.channel import grpc_channel, rpc
-from protocol_clients.kserve import answer_value, infer, infer_request
-from protocol_clients.rest import Rest
+from tests.process import FREE_PORTS, SECONDS, Triglot, write_atomically, write_model
+from tests.protocol_clients.channel import grpc_channel, rpc
+from tests.protocol_clients.kserve import answer_value, infer, infer_request
+from tests.protocol_clients.rest import Rest
+from tests.waiting import ever_later, wait_until
 from triglot.pb.kserve import inference_pb2 as pb
-from waiting import ever_later, wait_until
 
 MODEL = """
 import os, signal, time

@@ -15,22 +15,22 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from model_configs import config_flag, config_text
-from server_process import QUICK
 
-import environments
-from process import SECONDS, Triglot, outcome, run_triglot, start_python, write_atomically, write_model
-from protocol_clients import grps
-from protocol_clients.channel import grpc_channel, rpc
-from protocol_clients.rest import Rest
-from protocol_clients.tfserving import RELOAD, failure, predict, predict_request
-from recorded import logs_in, pairs_in
+from tests import environments
+from tests.e2e.model_configs import config_flag, config_text
+from tests.e2e.server_process import QUICK
+from tests.process import SECONDS, Triglot, outcome, run_triglot, start_python, write_atomically, write_model
+from tests.protocol_clients import grps
+from tests.protocol_clients.channel import grpc_channel, rpc
+from tests.protocol_clients.rest import Rest
+from tests.protocol_clients.tfserving import RELOAD, failure, predict, predict_request
+from tests.recorded import logs_in, pairs_in
+from tests.waiting import wait_until
 from triglot.pb.grps.grps_pb2 import DT_FLOAT32, GenericTensor
 from triglot.pb.kserve import inference_pb2
 from triglot.pb.tfserving import inference_pb2 as tf_pb2
 from triglot.pb.tfserving import management_pb2
 from triglot.repository.manager.warm_up import WARM_UP_FILE
-from waiting import wait_until
 
 MODELS = Path(__file__).parents[1] / "models_tfserving"
 HALF = """

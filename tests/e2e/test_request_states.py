@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from request_cases import AT_ITS_DEADLINE, MODELS, Case, of
-from request_scenario import Scenario, run
-from request_served import POOL, Served, serving, tries
 
-from process import SECONDS
-from protocol_clients.abortable import CLIENTS, LEFT, Request
-from waiting import until
+from tests.e2e.request_cases import AT_ITS_DEADLINE, MODELS, Case, of
+from tests.e2e.request_scenario import Scenario, run
+from tests.e2e.request_served import POOL, Served, serving, tries
+from tests.process import SECONDS
+from tests.protocol_clients.abortable import CLIENTS, LEFT, Request
+from tests.waiting import until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.both_transports]
 

@@ -7,10 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from live import Live, live
-from scripted_models import Scripted
 
-from protocol_clients.every_protocol import (
+from tests.protocol_clients.every_protocol import (
     INTERFACES,
     MODEL,
     UNARY,
@@ -19,11 +17,13 @@ from protocol_clients.every_protocol import (
     kserve_rest,
     kserve_stream,
 )
+from tests.scheduling.scripted_models import Scripted
+from tests.transports.live import Live, live
+from tests.waiting import until
 from triglot import Call, InvalidArgument, Model, TensorSpec
 from triglot.core.errors import Code
 from triglot.core.operation import EVERYTHING
 from triglot.core.tensor import Array
-from waiting import until
 
 MIB = 1 << 20
 PARAMETERS = pytest.mark.parametrize("interface", [kserve_grpc, kserve_rest, kserve_stream])

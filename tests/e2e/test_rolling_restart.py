@@ -18,14 +18,14 @@ from typing import Any
 
 import grpc.aio
 import pytest
-from haproxy import Gateway, gateway
 
-import environments
-from kubelet import Pod
-from process import clean_environment, triglot_command, unused_ports, write_model
-from protocol_clients.kserve import infer_request
+from tests import environments
+from tests.e2e.haproxy import Gateway, gateway
+from tests.kubelet import Pod
+from tests.process import clean_environment, triglot_command, unused_ports, write_model
+from tests.protocol_clients.kserve import infer_request
+from tests.waiting import until
 from triglot.pb.kserve import inference_pb2 as pb
-from waiting import until
 
 REPLICAS = 3
 CALLERS = 8
@@ -69,13 +69,12 @@ SERVICE_CONFIG = {
 @pytest.fixture(scope="module")
 def chart() -> Callable[..., Any]:
     """The pod's spec that Helm makes of these values."""
-    script = environments.ROOT / "tests" / "deploy" / "render_chart.py"
     python = environments.python("deploy")
 
     def render(**values: Any) -> Any:
         done = subprocess.run(
-            [python, script, json.dumps(values)],
-            env=clean_environment(PYTHONPATH=str(environments.ROOT / "tests")),
+            [python, "-m", "tests.deploy.render_chart", json.dumps(values)],
+            env=clean_environment(PYTHONPATH=str(environments.ROOT)),
             capture_output=True,
             text=True,
             check=False,

@@ -6,8 +6,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from client_scripts import ClientScript, Report, ReportOf, script_tests
-from server_process import ServerProcess
+
+from tests.e2e.client_scripts import ClientScript, Report, ReportOf, script_tests
+from tests.e2e.server_process import ServerProcess
 
 onnx = pytest.importorskip("onnx", reason="the onnx package makes the model of these tests")
 pytest.importorskip("onnxruntime")

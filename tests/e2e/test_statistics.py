@@ -13,20 +13,30 @@ import aiohttp
 import grpc.aio
 import numpy as np
 import pytest
-from counting_server import CountingServer, Failing, batches, counting, counts, failing, message, ns, succeeded
-from live import live
-from scripted_models import Scripted
 
 import triglot
-from process import SECONDS
-from protocol_clients.every_protocol import INTERFACES, MODEL, Interface
-from served_models import Arrays, Function, both, ensemble, step, twice, twice_on_loop
+from tests.e2e.counting_server import (
+    CountingServer,
+    Failing,
+    batches,
+    counting,
+    counts,
+    failing,
+    message,
+    ns,
+    succeeded,
+)
+from tests.process import SECONDS
+from tests.protocol_clients.every_protocol import INTERFACES, MODEL, Interface
+from tests.scheduling.scripted_models import Scripted
+from tests.served_models import Arrays, Function, both, ensemble, step, twice, twice_on_loop
+from tests.transports.live import live
+from tests.waiting import until
 from triglot import testing
 from triglot.core.call import Call
 from triglot.core.errors import Code
 from triglot.core.operation import EVERYTHING
 from triglot.model.scheduling import QueuePolicy
-from waiting import until
 
 NO_INPUT = b"\x0a\x01m\x2a\x00"
 """For model "m"; its input has no name."""

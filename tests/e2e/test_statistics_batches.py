@@ -6,17 +6,17 @@ import asyncio
 from typing import Any
 
 import pytest
-from counting_server import CountingServer, Failing, batches, counting, counts, ns, succeeded
-from sequence_models import DIRECT
 
 import triglot
-from process import SECONDS
-from served_models import Arrays, Function, twice, twice_on_loop
+from tests.e2e.counting_server import CountingServer, Failing, batches, counting, counts, ns, succeeded
+from tests.process import SECONDS
+from tests.scheduling.sequence_models import DIRECT
+from tests.served_models import Arrays, Function, twice, twice_on_loop
+from tests.waiting import until
 from triglot.core.call import Call
 from triglot.core.errors import Code
 from triglot.core.operation import EVERYTHING
 from triglot.testing import GatedModel
-from waiting import until
 
 BATCHED: dict[str, Any] = {"max_batch_size": 8, "dynamic_batching": triglot.DynamicBatching()}
 

@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-from counting_server import batches, counting, counts, responses, succeeded
 
-from process import SECONDS
-from served_models import Arrays, Function, both
+from tests.e2e.counting_server import batches, counting, counts, responses, succeeded
+from tests.process import SECONDS
+from tests.served_models import Arrays, Function, both
+from tests.waiting import until
 from triglot.core.operation import EVERYTHING
 from triglot.core.types import Answer
-from waiting import until
 
 pytestmark = pytest.mark.both_transports
 

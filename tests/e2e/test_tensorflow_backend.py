@@ -8,9 +8,9 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-from client_scripts import ClientScript, ReportOf, script_tests
 
-import saved_models
+from tests import saved_models
+from tests.e2e.client_scripts import ClientScript, ReportOf, script_tests
 
 # The scripts have libraries of their own: another environment of these tests changes nothing.
 pytestmark = pytest.mark.newest

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import grpc
 import pytest
-from server_process import QUICK
 
-from process import SECONDS, Triglot
-from protocol_clients.channel import grpc_channel
-from protocol_clients.rest import Rest
-from protocol_clients.tfserving import predict, predict_request
+from tests.e2e.server_process import QUICK
+from tests.process import SECONDS, Triglot
+from tests.protocol_clients.channel import grpc_channel
+from tests.protocol_clients.rest import Rest
+from tests.protocol_clients.tfserving import predict, predict_request
 
 pytestmark = pytest.mark.newest
 PARAMETERS = """

@@ -7,10 +7,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from client_scripts import CLIENTS, RUN_SECONDS, ClientScript, ReportOf, script_tests
-from server_process import ServerProcess
 
-from process import clean_environment, outcome, start_python, write_model
+from tests.e2e.client_scripts import CLIENTS, RUN_SECONDS, ClientScript, ReportOf, script_tests
+from tests.e2e.server_process import ServerProcess
+from tests.process import clean_environment, outcome, start_python, write_model
 
 # The servers and the clients have libraries of their own: another environment of these tests changes nothing.
 pytestmark = pytest.mark.newest

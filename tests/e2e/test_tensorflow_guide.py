@@ -13,11 +13,11 @@ from typing import Any
 
 import grpc
 import pytest
-from server_process import QUICK
 
-from process import SECONDS, Triglot, clean_environment, run_triglot
-from protocol_clients.rest import Rest
-from protocol_clients.tfserving import Status, predict, predict_request, statuses
+from tests.e2e.server_process import QUICK
+from tests.process import SECONDS, Triglot, clean_environment, run_triglot
+from tests.protocol_clients.rest import Rest
+from tests.protocol_clients.tfserving import Status, predict, predict_request, statuses
 from triglot.pb.tfserving import tensor_pb2
 
 MODEL, OF_OLD = "half_plus_two", "half_plus_three_of_old"

@@ -9,14 +9,14 @@ from typing import Any
 
 import grpc
 import pytest
-from server_process import QUICK, ServerProcess
 
-import saved_models
-from kept_files import kept_files
-from process import Triglot
-from protocol_clients.channel import grpc_channel
-from protocol_clients.rest import Rest
-from protocol_clients.tfserving import Status, failure, predict, predict_request, statuses
+from tests import saved_models
+from tests.e2e.server_process import QUICK, ServerProcess
+from tests.kept_files import kept_files
+from tests.process import Triglot
+from tests.protocol_clients.channel import grpc_channel
+from tests.protocol_clients.rest import Rest
+from tests.protocol_clients.tfserving import Status, failure, predict, predict_request, statuses
 from triglot.pb.tfserving import tensor_pb2
 
 # The models are TensorFlow's own: another environment of these tests changes nothing.

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import grpc
 import pytest
-from server_process import ServerProcess
 
-import saved_models
-from protocol_clients.channel import grpc_channel, rpc
-from protocol_clients.rest import Rest
-from protocol_clients.tfserving import PREDICT, failure, predict, predict_request
+from tests import saved_models
+from tests.e2e.server_process import ServerProcess
+from tests.protocol_clients.channel import grpc_channel, rpc
+from tests.protocol_clients.rest import Rest
+from tests.protocol_clients.tfserving import PREDICT, failure, predict, predict_request
+from tests.waiting import wait_until
 from triglot.pb.kserve import inference_pb2
 from triglot.pb.tfserving import predict_pb2
-from waiting import wait_until
 
 pytestmark = [pytest.mark.newest, pytest.mark.both_transports]
 

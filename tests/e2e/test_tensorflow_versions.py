@@ -8,13 +8,13 @@ from pathlib import Path
 
 import grpc
 import pytest
-from model_configs import config_flag, config_text
-from server_process import ServerProcess
-from steady_caller import Caller
 
-from protocol_clients.rest import Rest
-from protocol_clients.tfserving import Status, failure, predict, predict_request, statuses
-from waiting import wait_until
+from tests.e2e.model_configs import config_flag, config_text
+from tests.e2e.server_process import ServerProcess
+from tests.e2e.steady_caller import Caller
+from tests.protocol_clients.rest import Rest
+from tests.protocol_clients.tfserving import Status, failure, predict, predict_request, statuses
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.newest
 

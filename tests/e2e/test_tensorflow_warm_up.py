@@ -8,14 +8,14 @@ from pathlib import Path
 
 import grpc
 import pytest
-from model_configs import config_flag, config_text
-from server_process import QUICK, ServerProcess
-from steady_caller import Caller
 
-from process import PLAIN_MODELS, SECONDS, Triglot, run_triglot
-from protocol_clients.channel import rpc
-from protocol_clients.rest import Rest
-from protocol_clients.tfserving import RELOAD, failure, predict, predict_request, statuses
+from tests.e2e.model_configs import config_flag, config_text
+from tests.e2e.server_process import QUICK, ServerProcess
+from tests.e2e.steady_caller import Caller
+from tests.process import PLAIN_MODELS, SECONDS, Triglot, run_triglot
+from tests.protocol_clients.channel import rpc
+from tests.protocol_clients.rest import Rest
+from tests.protocol_clients.tfserving import RELOAD, failure, predict, predict_request, statuses
 from triglot.pb.tfserving import management_pb2, predict_pb2
 
 # The records are written by TensorFlow's own writer.

@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
-from client_scripts import ClientScript, Report
-from server_process import ServerProcess
 
-from process import PLAIN_MODELS
+from tests.e2e.client_scripts import ClientScript, Report
+from tests.e2e.server_process import ServerProcess
+from tests.process import PLAIN_MODELS
 
 SCRIPT = ClientScript("tritonclient", "triton_settings.py")
 

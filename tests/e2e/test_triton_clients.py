@@ -7,8 +7,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from client_scripts import ClientScript, ReportOf, script_tests
-from server_process import ServerProcess
+
+from tests.e2e.client_scripts import ClientScript, ReportOf, script_tests
+from tests.e2e.server_process import ServerProcess
 
 pytest.importorskip("onnxruntime")
 
@@ -37,7 +38,7 @@ test_check, test_every_check_is_reported_in_order = script_tests(*SCRIPTS)
 @pytest.mark.newest  # The onnx package is of that environment.
 def test_the_onnx_files_are_what_their_script_makes() -> None:
     onnx = pytest.importorskip("onnx", reason="the onnx package makes the models")
-    import triton_onnx  # noqa: PLC0415 - it needs that package
+    from tests.e2e import triton_onnx  # noqa: PLC0415 - it needs that package
 
     assert {file.parts[-3] for file in MODELS.glob("*/*/model.onnx")} == set(triton_onnx.models())
     for name, model in triton_onnx.models().items():

@@ -17,12 +17,12 @@ from typing import Any
 
 import grpc
 import pytest
-from server_process import ServerProcess
 
-import environments
-from process import SECONDS, clean_environment
-from protocol_clients.channel import SERVICE
-from protocol_clients.rest import Rest
+from tests import environments
+from tests.e2e.server_process import ServerProcess
+from tests.process import SECONDS, clean_environment
+from tests.protocol_clients.channel import SERVICE
+from tests.protocol_clients.rest import Rest
 from triglot.pb.kserve import inference_pb2 as pb
 
 pytest.importorskip("onnxruntime")

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
-from browser import IN_ONE_BROWSER, OVERFLOW
-from tried_models import HOSTILE, Caller, calling, expect, pasted, served
 
 import triglot
-from process import write_model
+from tests.e2e.browser import IN_ONE_BROWSER, OVERFLOW
+from tests.e2e.tried_models import HOSTILE, Caller, calling, expect, pasted, served
+from tests.process import write_model
+from tests.waiting import until
 from triglot import testing
-from waiting import until
 
 pytestmark = IN_ONE_BROWSER
 

@@ -16,13 +16,13 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pytest
-from access_files import client, write
 from aiohttp import web
-from browser import IN_ONE_BROWSER, visiting
 from multidict import CIMultiDict
-from tls_server import Authority
-from tried_models import HOSTILE, Caller, calling, expect, in_python, needs_grpcurl, pasted, served
 
+from tests.access.access_files import client, write
+from tests.e2e.browser import IN_ONE_BROWSER, visiting
+from tests.e2e.tried_models import HOSTILE, Caller, calling, expect, in_python, needs_grpcurl, pasted, served
+from tests.transports.tls_server import Authority
 from triglot.core.tensor import DATATYPES, unpack_bytes
 
 pytestmark = IN_ONE_BROWSER

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from process import FREE_PORTS, Triglot
+from tests.process import FREE_PORTS, Triglot
 
 MODEL = """
 import sys

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from server_process import ServerProcess
 
-from process import FREE_PORTS, run_triglot, write_atomically
-from protocol_clients.rest import Rest
-from waiting import wait_until
+from tests.e2e.server_process import ServerProcess
+from tests.process import FREE_PORTS, run_triglot, write_atomically
+from tests.protocol_clients.rest import Rest
+from tests.waiting import wait_until
 
 DOUBLES = """
 import triglot

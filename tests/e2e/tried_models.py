@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import BrowserPage, playwright_api, visiting
 
-import environments
 import triglot
-from process import SECONDS, clean_environment, outcome, start_python, write_model
+from tests import environments
+from tests.e2e.browser import BrowserPage, playwright_api, visiting
+from tests.process import SECONDS, clean_environment, outcome, start_python, write_model
 from triglot.model.config import ALL
 from triglot.repository.config.settings import ModelSettings
 

@@ -31,7 +31,7 @@ def all_nodes() -> Iterator[Nodes]:
 @pytest.fixture(scope="module")
 def reporting_on_ray(ray_nodes: Nodes) -> Iterator[None]:
     """Run the instances of reporting models on the cluster."""
-    import reporting_models  # noqa: PLC0415 - as above.
+    from tests.executors import reporting_models  # noqa: PLC0415 - as above.
 
     reporting_models.RAY.append(ray_nodes.address)
     yield

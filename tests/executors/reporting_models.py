@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from direct_work import direct_infer
+from tests.direct_work import direct_infer
+from tests.waiting import until
 from triglot import Call, backends
 from triglot.executors.loading import Loading
 from triglot.executors.remote.pool import RestartPolicy
@@ -20,7 +21,6 @@ from triglot.executors.remote.remote_model import RemoteModel
 from triglot.model.config import NO_CONFIG, ModelConfig
 from triglot.model.configure import configure
 from triglot.scheduling.servable import Servable
-from waiting import until
 
 SECONDS = 60
 """How long anything may take; only a test that fails waits so long."""

@@ -16,8 +16,8 @@ pytest.importorskip("onnx", reason="the dev environment has it")
 
 from onnx import helper
 
-from process import FREE_PORTS, Triglot, run_triglot
-from protocol_clients.rest import Rest
+from tests.process import FREE_PORTS, Triglot, run_triglot
+from tests.protocol_clients.rest import Rest
 from triglot.executors.process.packages import build
 
 FLOAT = 1

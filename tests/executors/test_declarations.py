@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from scripted_models import Inputs, Scripted
 
+from tests.scheduling.scripted_models import Inputs, Scripted
 from triglot import Call, DynamicBatching
 from triglot.executors.declarations import check_declarations
 

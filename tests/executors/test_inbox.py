@@ -9,9 +9,9 @@ import threading
 from pathlib import Path
 
 import pytest
-from scripted_models import Scripted, number, servable
 
-from direct_work import FutureWork, direct_infer
+from tests.direct_work import FutureWork, direct_infer
+from tests.scheduling.scripted_models import Scripted, number, servable
 from triglot.core.call import Call
 from triglot.executors.thread import Doorbell, LoopInbox, ThreadExecutor
 from triglot.executors.work import explained

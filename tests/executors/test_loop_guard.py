@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from batched_models import Joining, Site, rows
-from scripted_models import Inputs, Plain, number, servable
 
-from direct_work import direct_infer, direct_stream
+from tests.direct_work import direct_infer, direct_stream
+from tests.scheduling.batched_models import Joining, Site, rows
+from tests.scheduling.scripted_models import Inputs, Plain, number, servable
 from triglot import Call, InvalidArgument
 from triglot.executors.loop_guard import QUIET_SECONDS, LoopGuard, guarded
 from triglot.model.scheduling import DynamicBatching

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reporting_models import ON_LOOP, PLAIN, SECONDS, STREAM_ON_LOOP, code, reporting
 
-from direct_work import direct_stream
+from tests.direct_work import direct_stream
+from tests.executors.reporting_models import ON_LOOP, PLAIN, SECONDS, STREAM_ON_LOOP, code, reporting
+from tests.waiting import until
 from triglot import Call, ModelLoadError, ServingError, Unavailable
 from triglot.core.call import ModelCall, ModelTask
 from triglot.core.errors import Code, QueueFull
@@ -21,7 +22,6 @@ from triglot.executors.remote.channel import Channel
 from triglot.executors.remote.frames import Kind
 from triglot.executors.remote.remote_model import RemoteModel
 from triglot.repository.manager.warm_up import warm_up
-from waiting import until
 
 # --- many calls of `async def` code ---
 

@@ -13,18 +13,27 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reporting_models import ON_LOOP, PLAIN, SECONDS, STREAM, STREAM_ON_LOOP, children, code, reporting
 
-from direct_work import direct_stream
-from forked import as_new_programs
-from recorded_calls import unsent_spans
+from tests.direct_work import direct_stream
+from tests.executors.reporting_models import (
+    ON_LOOP,
+    PLAIN,
+    SECONDS,
+    STREAM,
+    STREAM_ON_LOOP,
+    children,
+    code,
+    reporting,
+)
+from tests.forked import as_new_programs
+from tests.recorded_calls import unsent_spans
+from tests.waiting import until
 from triglot import Call, NotFound, ServingError
 from triglot.core.call import BatchCall, ModelCall
 from triglot.core.errors import Code, Internal
 from triglot.core.request_scheduling import Scheduling
 from triglot.model.config import ModelConfig
 from triglot.telemetry.spans.recorder import CallSpan
-from waiting import until
 
 TWO = ModelConfig(parameters={"greeting": "hello"})
 TWO_INSTANCES = "\nReporting.instances = 2\n"

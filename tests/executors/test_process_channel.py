@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from reporting_models import ON_LOOP, PLAIN, reporting
 
+from tests.executors.reporting_models import ON_LOOP, PLAIN, reporting
 from triglot.executors.remote import channel, child
 from triglot.executors.remote.channel import Channel, Mailbox, PeerClosed
 from triglot.executors.remote.frames import Kind

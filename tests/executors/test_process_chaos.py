@@ -12,15 +12,25 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from reporting_models import ON_LOOP, PLAIN, SECONDS, STREAM, Reporting, children, code, reporting, write_reporting
 
-from direct_work import direct_stream
+from tests.direct_work import direct_stream
+from tests.executors.reporting_models import (
+    ON_LOOP,
+    PLAIN,
+    SECONDS,
+    STREAM,
+    Reporting,
+    children,
+    code,
+    reporting,
+    write_reporting,
+)
+from tests.waiting import until
 from triglot import Call, Unavailable
 from triglot.core.call import BatchCall
 from triglot.core.errors import Code, DeadlineExceeded, ServingError
 from triglot.core.response_buffer import STREAM_BUFFER
 from triglot.executors.remote.pool import RestartPolicy
-from waiting import until
 
 TWO_INSTANCES = "\nReporting.instances = 2\n"
 WAIT = "(folder / f'in-{os.getpid()}').touch()\ntime.sleep(600)"

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reporting_models import (
+
+from tests.direct_work import direct_stream
+from tests.executors.reporting_models import (
     ON_LOOP,
     PLAIN,
     SECONDS,
@@ -20,8 +22,6 @@ from reporting_models import (
     reporting,
     write_reporting,
 )
-
-from direct_work import direct_stream
 from triglot import Call, Internal, ModelLoadError, ServingError, Unavailable
 from triglot.core.errors import Code
 from triglot.executors.remote import frames

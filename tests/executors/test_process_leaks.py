@@ -8,12 +8,12 @@ import threading
 from pathlib import Path
 
 import pytest
-from reporting_models import children, reporting
 
-from forked import fork_server
+from tests.executors.reporting_models import children, reporting
+from tests.forked import fork_server
+from tests.waiting import until
 from triglot import Unavailable
 from triglot.executors.remote.pool import RestartPolicy
-from waiting import until
 
 INSTANCES = 4
 ROUNDS = 8

@@ -12,10 +12,19 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from reporting_models import ON_LOOP, PLAIN, SECONDS, Reporting, code, load, reporting, write_reporting
-from test_process_frames import arrays, raw
 
-from direct_work import direct_infer, direct_stream
+from tests.direct_work import direct_infer, direct_stream
+from tests.executors.reporting_models import (
+    ON_LOOP,
+    PLAIN,
+    SECONDS,
+    Reporting,
+    code,
+    load,
+    reporting,
+    write_reporting,
+)
+from tests.executors.test_process_frames import arrays, raw
 from triglot import Call, Internal, NotFound, Unavailable
 from triglot.core.call import ModelCall, ModelTask
 from triglot.core.types import Answer

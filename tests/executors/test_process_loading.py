@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reporting_models import PLAIN, SECONDS, children, load, reporting, write_reporting
 
+from tests.executors.reporting_models import PLAIN, SECONDS, children, load, reporting, write_reporting
+from tests.waiting import until
 from triglot import Model, ModelLoadError, TensorSpec, backends
 from triglot.core.errors import MissingDependency
 from triglot.executors.loading import Loading
 from triglot.model.config import ModelConfig
 from triglot.repository.manager.loader import Loader
 from triglot.repository.scan.source import ModelFiles
-from waiting import until
 
 TWO_INSTANCES = "\nReporting.instances = 2\n"
 

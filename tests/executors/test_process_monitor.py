@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reporting_models import Reporting, reporting
 
+from tests.executors.reporting_models import Reporting, reporting
+from tests.waiting import until
 from triglot import Unavailable
-from waiting import until
 
 TWO_INSTANCES = "\nReporting.instances = 2\n"
 

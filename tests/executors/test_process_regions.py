@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_process_frames import TEXTS, arrays, raw
 
+from tests.executors.test_process_frames import TEXTS, arrays, raw
 from triglot.executors.joining import join
 from triglot.executors.remote.channel import Channel, PeerClosed
 from triglot.executors.remote.frames import HEAD, FrameError, Kind, Place

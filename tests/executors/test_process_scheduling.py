@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reporting_models import Reporting, code, reporting
 
-from direct_work import direct_infer
+from tests.direct_work import direct_infer
+from tests.executors.reporting_models import Reporting, code, reporting
+from tests.waiting import until
 from triglot import Call, Unavailable
 from triglot.core.request_scheduling import Scheduling
 from triglot.executors.joining import Stack
 from triglot.repository.manager.warm_up import warm_up
-from waiting import until
 
 DECLARED = """
 Reporting.any_tensors = False

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reporting_models import Reporting, reporting
 
-from direct_work import direct_infer
+from tests.direct_work import direct_infer
+from tests.executors.reporting_models import Reporting, reporting
+from tests.waiting import until
 from triglot import Call, InvalidArgument, ServingError, Unavailable
 from triglot.core.request_scheduling import Scheduling
 from triglot.executors.remote.pool import RestartPolicy
-from waiting import until
 
 SUMS = """def infer(self, inputs, call):
         total = self.state.get(call.scheduling.sequence_id, 0)

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from reporting_models import load, reporting, write_reporting
-from test_process_frames import arrays, raw
-from test_process_regions import held
 
+from tests.executors.reporting_models import load, reporting, write_reporting
+from tests.executors.test_process_frames import arrays, raw
+from tests.executors.test_process_regions import held
 from triglot import Call
 from triglot.executors.remote import frames
 from triglot.executors.remote.channel import Channel

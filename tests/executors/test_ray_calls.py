@@ -9,18 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import reporting_models
-import test_process_scheduling
-import test_process_sequences
-from reporting_models import Kept, reporting
-from test_process_at_once import (
+
+from tests.executors import reporting_models, test_process_scheduling, test_process_sequences
+from tests.executors.reporting_models import Kept, reporting
+from tests.executors.test_process_at_once import (
     test_a_call_ends_at_its_deadline_wherever_it_is,
     test_a_call_that_leaves_leaves_the_others,
     test_all_calls_end_with_their_process,
     test_async_code_runs_many_calls_at_once,
     test_one_call_asks_several_models_at_once,
 )
-from test_process_calls import (
+from tests.executors.test_process_calls import (
     test_a_model_calls_another,
     test_a_model_reads_anothers_stream,
     test_a_model_sees_that_its_call_is_cancelled,
@@ -37,18 +36,18 @@ from test_process_calls import (
     test_the_configuration_arrives,
     test_what_a_model_may_ask_of_its_call,
 )
-from test_process_lists import (
+from tests.executors.test_process_lists import (
     test_each_request_of_a_list_has_its_own_error,
     test_each_request_of_a_list_has_its_own_inputs_call_and_answer,
 )
-from test_process_scheduling import (
+from tests.executors.test_process_scheduling import (
     test_a_replacement_is_warmed_up_before_it_is_called,
     test_a_sequence_stays_with_its_process,
 )
-from test_process_sequences import (
+from tests.executors.test_process_sequences import (
     test_what_waits_of_a_lost_sequence_is_refused_and_what_starts_anew_is_run,
 )
-from test_process_tensors import (
+from tests.executors.test_process_tensors import (
     echoing,
     test_answers_stay_as_they_are_while_others_come,
     test_any_tensors_round_trip,
@@ -56,9 +55,8 @@ from test_process_tensors import (
     test_large_tensors,
     test_outputs_of_any_layout_and_kind,
 )
-
+from tests.waiting import until
 from triglot import ModelLoadError
-from waiting import until
 
 pytest.importorskip("ray", reason="the ray environment has it")
 

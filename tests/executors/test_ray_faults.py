@@ -12,23 +12,22 @@ from pathlib import Path
 
 import psutil
 import pytest
-import reporting_models
-import test_process_chaos
 from bench.raynodes import Nodes, cluster
-from reporting_models import Reporting, reporting
-from test_process_chaos import (
+
+from tests.executors import reporting_models, test_process_chaos
+from tests.executors.reporting_models import Reporting, reporting
+from tests.executors.test_process_chaos import (
     test_a_call_that_runs_for_too_long,
     test_an_idempotent_call_does_not_end_all_processes,
     test_the_other_processes_go_on,
 )
-
-from process import unused_ports
+from tests.process import unused_ports
+from tests.waiting import until
 from triglot import Unavailable
 from triglot.core.errors import ServingError
 from triglot.executors.ray import cluster as ray_cluster
 from triglot.executors.ray.connection import MAX_HANDSHAKES, connect
 from triglot.executors.remote import process
-from waiting import until
 
 pytest.importorskip("ray", reason="the ray environment has it")
 

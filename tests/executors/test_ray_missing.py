@@ -6,11 +6,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from reporting_models import write_reporting
-from test_process_loading import nothing_more
 
-from environment_tests import check_tests
-from process import unused_ports
+from tests.environment_tests import check_tests
+from tests.executors.reporting_models import write_reporting
+from tests.executors.test_process_loading import nothing_more
+from tests.process import unused_ports
 from triglot import backends
 from triglot.core.errors import MissingDependency, ModelLoadError
 from triglot.executors.loading import Loading

@@ -13,11 +13,11 @@ import psutil
 import pytest
 from bench.raynodes import Nodes
 
-from process import FREE_PORTS, Triglot, write_atomically, write_model
-from protocol_clients.channel import grpc_channel
-from protocol_clients.kserve import infer
-from protocol_clients.rest import Rest
-from waiting import wait_until
+from tests.process import FREE_PORTS, Triglot, write_atomically, write_model
+from tests.protocol_clients.channel import grpc_channel
+from tests.protocol_clients.kserve import infer
+from tests.protocol_clients.rest import Rest
+from tests.waiting import wait_until
 
 pytest.importorskip("ray", reason="the ray environment has it")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from direct_work import FutureWork
+from tests.direct_work import FutureWork
 from triglot.core.call import Call
 from triglot.core.errors import Code, QueueFull, Unavailable
 from triglot.executors.thread import ThreadExecutor

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from models_to_configure import (
+
+from tests.model.models_to_configure import (
     BATCHED,
     Anything,
     Awaited,
@@ -19,7 +20,6 @@ from models_to_configure import (
     signature_of,
     wrong,
 )
-
 from triglot.core.types import TensorSpec
 from triglot.model.config import NO_CONFIG, InstanceGroup, ModelConfig, TensorConfig
 from triglot.model.configure import configure

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import pytest
-from models_to_configure import (
+
+from tests.model.models_to_configure import (
     Awaited,
     Counting,
     CountingOnLoop,
@@ -14,7 +15,6 @@ from models_to_configure import (
     model_of,
     wrong,
 )
-
 from triglot.model.config import InstanceGroup, ModelConfig
 from triglot.model.configure import configure
 from triglot.model.model import Model

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from scheduled_models import (
+
+from tests.model.scheduled_models import (
     ROWS,
     SEQUENCES,
     OfFile,
@@ -15,7 +16,6 @@ from scheduled_models import (
     StreamingOnLoop,
     model_of,
 )
-
 from triglot.core.types import TensorSpec
 from triglot.model.config import INLINE_REMOVED, ModelConfig
 from triglot.model.configure import configure

@@ -6,9 +6,9 @@ import json
 import sys
 
 import pytest
-from descriptor_scripts import dump, run
 
-import environments
+from tests import environments
+from tests.pb.descriptor_scripts import dump, run
 
 KSERVE_FILES = ("triglot.pb.kserve.inference_pb2", "triglot.pb.kserve.model_config_pb2")
 

@@ -7,11 +7,11 @@ import json
 import sys
 
 import pytest
-from descriptor_scripts import dump
 from google.protobuf import descriptor_pb2
 from google.protobuf.descriptor_pool import DescriptorPool
-from test_pb_pool import run
 
+from tests.pb.descriptor_scripts import dump
+from tests.pb.test_pb_pool import run
 from triglot.pb import service
 from triglot.pb.grps import grps_pb2 as pb
 

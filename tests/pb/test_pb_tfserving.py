@@ -7,13 +7,13 @@ import pkgutil
 import sys
 
 import pytest
-from descriptor_scripts import CLIENTS, dump, run
 from google.protobuf import text_format
 from google.protobuf.message import Message
 
-import environments
 import triglot.pb.tfserving
-from process import outcome, start_python
+from tests import environments
+from tests.pb.descriptor_scripts import CLIENTS, dump, run
+from tests.process import outcome, start_python
 from triglot.pb import POOL, service
 from triglot.pb.tfserving import metadata_pb2, model_server_config_pb2, option_files_pb2
 from triglot.pb.tfserving.model_pb2 import ModelSpec

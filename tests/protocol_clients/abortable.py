@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import grpc.aio
 
-from process import SECONDS
+from tests.process import SECONDS
 from triglot.core.tensor import pack_bytes, unpack_bytes
 from triglot.pb.grps.grps_pb2 import DT_STRING, GrpsMessage
 from triglot.pb.kserve import inference_pb2 as pb

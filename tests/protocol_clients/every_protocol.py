@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import grpc
 import grpc.aio
-from live import Live
 
+from tests.transports.live import Live
 from triglot.core.errors import Code
 from triglot.pb.grps import grps_pb2
 from triglot.pb.kserve import inference_pb2

@@ -8,8 +8,8 @@ from typing import Any
 
 import grpc
 
-from process import SECONDS
-from protocol_clients.channel import rpc
+from tests.process import SECONDS
+from tests.protocol_clients.channel import rpc
 from triglot.pb.grps.grps_pb2 import GenericTensor, GenericTensorData, GrpsMessage, Status
 
 SERVICE = "/grps.protos.v1.GrpsService/"

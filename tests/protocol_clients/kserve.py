@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import grpc
 
-from process import SECONDS
-from protocol_clients.channel import rpc
+from tests.process import SECONDS
+from tests.protocol_clients.channel import rpc
 from triglot.pb.kserve import inference_pb2 as pb
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from process import SECONDS
+from tests.process import SECONDS
 
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import grpc
 
-from process import SECONDS
-from protocol_clients.channel import rpc
+from tests.process import SECONDS
+from tests.protocol_clients.channel import rpc
 from triglot.pb.tfserving import error_codes_pb2, management_pb2, predict_pb2, tensor_pb2
 
 PREDICT = "/tensorflow.serving.PredictionService/Predict"

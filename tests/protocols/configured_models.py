@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from control_clients import put_config
 from google.protobuf import json_format
-from kserve_served import Served, serve_models
 
 import triglot
+from tests.protocols.control_clients import put_config
+from tests.protocols.kserve_served import Served, serve_models
 from triglot.core.errors import Code
 from triglot.model.config import ModelConfig
 from triglot.model.scheduling import (

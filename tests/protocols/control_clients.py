@@ -12,16 +12,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from kserve_served import Served, serve_models
-
-from protocol_clients.kserve_async import STATUS_OF, Answer, GrpcClient, Infer, RestClient, Tensor
+from tests.protocol_clients.kserve_async import STATUS_OF, Answer, GrpcClient, Infer, RestClient, Tensor
+from tests.protocols.kserve_served import Served, serve_models
+from tests.waiting import until_found
 from triglot import backends
 from triglot.core.errors import Code
 from triglot.model.config import ModelConfig
 from triglot.model.model import Model
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.repository.manager.loader import Load
-from waiting import until_found
 
 SECONDS = 20
 """How long anything may take; only a test that fails waits so long."""

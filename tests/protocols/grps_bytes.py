@@ -6,8 +6,16 @@ from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
-from wire_bytes import UNKNOWN_FIELDS, field, fixed32_field, fixed64_field, number, packed, varint_field
 
+from tests.protocols.wire_bytes import (
+    UNKNOWN_FIELDS,
+    field,
+    fixed32_field,
+    fixed64_field,
+    number,
+    packed,
+    varint_field,
+)
 from triglot.core.tensor import Array
 from triglot.pb.grps import grps_pb2 as pb
 from triglot.protocols.grps.message import Data, GrpsMap, GrpsTensor, Message, NDArray, Status

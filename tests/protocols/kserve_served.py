@@ -10,11 +10,11 @@ from typing import Any
 
 import aiohttp
 import grpc.aio
-from grpc_transport import transport_options
 
 import triglot
-from process import PLAIN_MODELS
-from protocol_clients.kserve_async import GrpcClient, RestClient
+from tests.process import PLAIN_MODELS
+from tests.protocol_clients.kserve_async import GrpcClient, RestClient
+from tests.transports.grpc_transport import transport_options
 from triglot import backends
 from triglot.repository.manager.loader import Load
 

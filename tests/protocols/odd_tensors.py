@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from wire_bytes import number, varint_field
-
+from tests.protocols.wire_bytes import number, varint_field
 from triglot.core.tensor import DATATYPES, element_count
 from triglot.pb.tfserving import tensor_pb2 as pb
 from triglot.protocols.tfserving.tensor import TYPES

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import numpy as np
-from live import Live, request
 
+from tests.transports.live import Live, request
 from triglot.pb.kserve import inference_pb2 as pb
 
 VALUE = struct.Struct("<f")

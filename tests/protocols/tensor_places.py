@@ -12,11 +12,11 @@ from typing import Any
 from uuid import uuid4
 
 import numpy as np
-from kserve_served import MODELS, Served, serve_models
 
 import triglot
-from process import PLAIN_MODELS
-from protocol_clients.kserve_async import SERVICE, STATUS_OF
+from tests.process import PLAIN_MODELS
+from tests.protocol_clients.kserve_async import SERVICE, STATUS_OF
+from tests.protocols.kserve_served import MODELS, Served, serve_models
 from triglot.core.errors import Code
 from triglot.core.tensor import DATATYPES, Array, datatype_of
 from triglot.core.types import OutputOptions, RegionSlice

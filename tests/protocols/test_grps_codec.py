@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from grps_bytes import LIST_OF, MESSAGES, comparable, elements_of, expected
 from hypothesis import given
 from hypothesis import strategies as st
-from wire_bytes import PADDING, field, varint_field
 
+from tests.protocols.grps_bytes import LIST_OF, MESSAGES, comparable, elements_of, expected
+from tests.protocols.wire_bytes import PADDING, field, varint_field
 from triglot.core.errors import InvalidArgument
 from triglot.core.tensor import Array
 from triglot.pb.grps import grps_pb2 as pb

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
-from grps_bytes import LIST_OF, MESSAGES, comparable, expected
 from hypothesis import given
 from hypothesis import strategies as st
-from wire_bytes import (
+
+from tests.protocols.grps_bytes import LIST_OF, MESSAGES, comparable, expected
+from tests.protocols.wire_bytes import (
     PADDING,
     field,
     fixed32_field,
@@ -22,7 +23,6 @@ from wire_bytes import (
     packed,
     varint_field,
 )
-
 from triglot.core.errors import InvalidArgument
 from triglot.pb.grps import grps_pb2 as pb
 from triglot.protocols.grps.codec import (

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from google.protobuf import json_format
-from grps_messages import JSON_DATA, messages, same_message
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.protocols.grps_messages import JSON_DATA, messages, same_message
 from triglot.core.errors import Internal
 from triglot.core.tensor import Array
 from triglot.model.grps_types import LISTS

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from google.protobuf import json_format
-from grps_messages import BLANKS, read, refusal, same_message
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.protocols.grps_messages import BLANKS, read, refusal, same_message
 from triglot.core.errors import InvalidArgument
 from triglot.pb.grps import grps_pb2 as pb
 from triglot.protocols.grps.codec import decode_message

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from grps_messages import BLANKS, read, refusal, tensor
 
+from tests.protocols.grps_messages import BLANKS, read, refusal, tensor
 from triglot.pb.grps import grps_pb2 as pb
 from triglot.protocols.grps.json_reader import read_message, read_model_name
 from triglot.protocols.grps.message import GrpsMap, GrpsTensor, Message

@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from grps_messages import BLANKS, read, refusal, tensor
 
+from tests.protocols.grps_messages import BLANKS, read, refusal, tensor
 from triglot.core.errors import InvalidArgument
 from triglot.protocols.grps.json_reader import read_model_name
 

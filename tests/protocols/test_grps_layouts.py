@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from grps_bytes import MESSAGES, comparable
 from hypothesis import given
 from hypothesis import strategies as st
-from wire_bytes import field, varint_field
 
+from tests.protocols.grps_bytes import MESSAGES, comparable
+from tests.protocols.wire_bytes import field, varint_field
 from triglot.core.errors import InvalidArgument
 from triglot.core.types import TensorSpec
 from triglot.model.signature import Signature

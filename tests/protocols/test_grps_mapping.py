@@ -7,10 +7,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from grps_inputs import ONE, TWO, inputs, refusal, signature, tensor, would_change
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.protocols.grps_inputs import ONE, TWO, inputs, refusal, signature, tensor, would_change
 from triglot.core.errors import InvalidArgument
 from triglot.core.tensor import DATATYPES, TFSERVING_DATATYPES, Array
 from triglot.model.validation import InvalidRequest

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from grps_inputs import ONE, TWO, WORD, inputs, ndarray, refusal, signature, tensor, would_change
 
+from tests.protocols.grps_inputs import ONE, TWO, WORD, inputs, ndarray, refusal, signature, tensor, would_change
 from triglot.core.errors import InvalidArgument
 from triglot.core.tensor import DATATYPES, TFSERVING_DATATYPES
 from triglot.core.types import InferenceRequest, TensorSpec

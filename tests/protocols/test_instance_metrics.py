@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from control_clients import ask, put
-from kserve_served import Served, serve_models
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families as classic
 
 import triglot
-from served_models import X, Y
+from tests.protocols.control_clients import ask, put
+from tests.protocols.kserve_served import Served, serve_models
+from tests.served_models import X, Y
+from tests.waiting import until_found
 from triglot.testing import GatedModel
-from waiting import until_found
 
 READERS: dict[str, Any] = {"text/plain": classic, "application/openmetrics-text": open_metrics}
 

@@ -9,9 +9,8 @@ import grpc
 import grpc.aio
 import numpy as np
 import pytest
-from live import Live, live
-from scripted_models import Plain
-from stream_requests import (
+
+from tests.protocols.stream_requests import (
     FINAL,
     VALUE,
     Inputs,
@@ -19,7 +18,8 @@ from stream_requests import (
     asking,
     parameters,
 )
-
+from tests.scheduling.scripted_models import Plain
+from tests.transports.live import Live, live
 from triglot import Model, TensorSpec
 from triglot.core.types import Answer
 from triglot.model.scheduling import DynamicBatching

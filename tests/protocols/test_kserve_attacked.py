@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kserve_served import Served, serve_models
 
+from tests.protocols.kserve_served import Served, serve_models
 from triglot.protocols.kserve.codec import MAX_PARAMETERS
 
 TRITON = Path(__file__).resolve().parents[1] / "models_triton"

@@ -16,9 +16,9 @@ import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from kserve_served import Served, serve_models
-from tensor_places import INTERFACES, In, Outcome, ask
 
+from tests.protocols.kserve_served import Served, serve_models
+from tests.protocols.tensor_places import INTERFACES, In, Outcome, ask
 from triglot import testing
 from triglot.core.errors import Code, InvalidArgument, ModelLoadError
 from triglot.core.tensor import DATATYPES, TFSERVING_DATATYPES, Array, datatype_of, object_array, unpack_bytes

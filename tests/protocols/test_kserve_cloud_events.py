@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from kserve_served import Served, serve_models
 
-from process import PLAIN_MODELS
+from tests.process import PLAIN_MODELS
+from tests.protocols.kserve_served import Served, serve_models
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PATH = "/v1/models/half_plus_two:predict"

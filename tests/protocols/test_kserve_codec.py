@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from wire_bytes import PADDING, field, fixed32_field, packed, varint_field
 
+from tests.protocols.wire_bytes import PADDING, field, fixed32_field, packed, varint_field
 from triglot.core.errors import InvalidArgument, ServingError
 from triglot.core.tensor import DATATYPES, Array, datatype_of, object_array, pack_bytes
 from triglot.core.types import InferenceResponse, InputTensor, OutputTensor

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from control_clients import (
+
+from tests.protocols.control_clients import (
     EXPLICIT,
     FAILS,
     FINE,
@@ -25,9 +26,8 @@ from control_clients import (
     unknown,
     until_index,
 )
-from kserve_served import serve_models
-from wire_bytes import field, varint_field
-
+from tests.protocols.kserve_served import serve_models
+from tests.protocols.wire_bytes import field, varint_field
 from triglot.core.errors import Code, ModelLoadError
 from triglot.pb.grpc.health.v1 import health_pb2 as health
 

@@ -7,7 +7,8 @@ import random
 from pathlib import Path
 
 import pytest
-from control_clients import (
+
+from tests.protocols.control_clients import (
     EXPLICIT,
     FAILS,
     FINE,
@@ -23,10 +24,9 @@ from control_clients import (
     saying,
     until_index,
 )
-from kserve_served import serve_models
-
+from tests.protocols.kserve_served import serve_models
+from tests.waiting import SECONDS, until
 from triglot.core.errors import Code
-from waiting import SECONDS, until
 
 
 @pytest.fixture(params=["grpc", "rest"])

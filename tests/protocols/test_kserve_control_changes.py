@@ -6,7 +6,8 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from control_clients import (
+
+from tests.protocols.control_clients import (
     FAILS,
     FINE,
     INVALID,
@@ -22,12 +23,11 @@ from control_clients import (
     saying,
     until_index,
 )
-from kserve_served import Served
-
+from tests.protocols.kserve_served import Served
+from tests.waiting import until
 from triglot.core.errors import Code
 from triglot.core.operation import EVERYTHING
 from triglot.pb.kserve import inference_pb2 as pb
-from waiting import until
 
 
 @pytest.fixture(params=["grpc", "rest"])

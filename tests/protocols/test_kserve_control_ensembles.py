@@ -8,13 +8,24 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from control_clients import EXPLICIT, FINE, SAYS, Explicit, Row, ask, control_of, put, put_config, until_index
-from kserve_served import serve_models
 
-from gates import Gate
+from tests.gates import Gate
+from tests.protocols.control_clients import (
+    EXPLICIT,
+    FINE,
+    SAYS,
+    Explicit,
+    Row,
+    ask,
+    control_of,
+    put,
+    put_config,
+    until_index,
+)
+from tests.protocols.kserve_served import serve_models
+from tests.waiting import until_found
 from triglot.core.errors import Code, ModelNotFound
 from triglot.core.operation import Permission
-from waiting import until_found
 
 TENSORS = 'input { name: "x" data_type: TYPE_INT32 dims: -1 } output { name: "y" data_type: TYPE_INT32 dims: -1 }'
 PYTHON_FORM = """

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from control_clients import (
+
+from tests.protocols.control_clients import (
     EXPLICIT,
     FINE,
     INVALID,
@@ -24,7 +25,7 @@ from control_clients import (
     put_config,
     saying,
 )
-from kserve_served import Served, serve_models
+from tests.protocols.kserve_served import Served, serve_models
 
 DEFAULT = max(8, 2 * len(os.sched_getaffinity(0)))
 PROCESS = {"execution": {"string_value": "process"}}

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from control_clients import FINE, INVALID, Explicit, Row, ask, put
 
+from tests.protocols.control_clients import FINE, INVALID, Explicit, Row, ask, put
+from tests.waiting import until
 from triglot import Config
 from triglot.config.options import ConfigError
 from triglot.core.errors import Code
-from waiting import until
 
 POLL = "failed to load 'a', failed to poll from model repository"
 NO_FILES = "models are loaded from the repository only; --allow-model-upload allows files in requests"

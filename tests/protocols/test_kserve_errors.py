@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
-from kserve_served import Served, serve_models
 
-from protocol_clients.kserve_async import Answer, GrpcClient, Infer, RestClient, Tensor
+from tests.protocol_clients.kserve_async import Answer, GrpcClient, Infer, RestClient, Tensor
+from tests.protocols.kserve_served import Served, serve_models
 from triglot.core.errors import Code
 from triglot.core.tensor import DATATYPES, TFSERVING_DATATYPES, pack_bytes
 

@@ -13,13 +13,13 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pytest
-from live import Live, live
 from prometheus_client.parser import text_string_to_metric_families
-from scripted_models import Counting, Plain
 
+from tests.scheduling.scripted_models import Counting, Plain
+from tests.transports.live import Live, live
+from tests.waiting import until
 from triglot import InvalidArgument, Model, TensorSpec
 from triglot.core.types import Answer
-from waiting import until
 
 SOCKETS_HOLD = 20
 """Most megabytes in flight."""

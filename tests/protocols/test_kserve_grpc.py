@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from kserve_served import Served, serve_models
-from wire_bytes import PADDING, field
 
 import triglot
-from protocol_clients.kserve_async import SERVICE as SERVICE_PATH
-from protocol_clients.kserve_async import Infer, Tensor, grpc_message
+from tests.protocol_clients.kserve_async import SERVICE as SERVICE_PATH
+from tests.protocol_clients.kserve_async import Infer, Tensor, grpc_message
+from tests.protocols.kserve_served import Served, serve_models
+from tests.protocols.wire_bytes import PADDING, field
 from triglot.core.errors import Code
 from triglot.core.tensor import pack_bytes
 from triglot.pb import service as service_descriptor

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from kserve_served import Served, serve_models
 
 import triglot
+from tests.protocols.kserve_served import Served, serve_models
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.both_transports]
 LENGTH = "Inference-Header-Content-Length"

@@ -14,8 +14,8 @@ import grpc.aio
 import numpy as np
 import pytest
 
-from process import SECONDS
-from protocol_clients.channel import SERVICE
+from tests.process import SECONDS
+from tests.protocol_clients.channel import SERVICE
 from triglot import testing
 from triglot.pb.kserve import inference_pb2 as pb
 

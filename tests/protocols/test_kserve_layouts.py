@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wire_bytes import PADDING, UNKNOWN_FIELDS, field, varint_field
 
+from tests.protocols.wire_bytes import PADDING, UNKNOWN_FIELDS, field, varint_field
 from triglot.core.errors import InvalidArgument, ServingError
 from triglot.core.types import InferenceRequest
 from triglot.pb.kserve import inference_pb2 as pb

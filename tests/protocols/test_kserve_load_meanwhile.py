@@ -12,7 +12,10 @@ from typing import Any, NamedTuple
 import aiohttp
 import grpc.aio
 import pytest
-from control_clients import (
+
+from tests.process import FREE_PORTS, Triglot
+from tests.protocol_clients.kserve_async import GrpcClient, Infer, RestClient, Tensor
+from tests.protocols.control_clients import (
     FINE,
     INVALID,
     SAYS,
@@ -24,9 +27,6 @@ from control_clients import (
     put,
     saying,
 )
-
-from process import FREE_PORTS, Triglot
-from protocol_clients.kserve_async import GrpcClient, Infer, RestClient, Tensor
 from triglot.core.errors import Code
 
 pytestmark = pytest.mark.both_transports

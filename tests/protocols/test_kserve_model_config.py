@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from configured_models import (
+
+import triglot
+from tests.protocol_clients.kserve_async import STATUS_OF, GrpcClient, RestClient
+from tests.protocols.configured_models import (
     CPU,
     EXPLICIT,
     SEQUENCES,
@@ -18,16 +21,13 @@ from configured_models import (
     asked,
     configured,
 )
-from control_clients import FINE, SAYS, RestControl, config_text, control_of, put, put_config
-from kserve_served import serve_models
-
-import triglot
-from protocol_clients.kserve_async import STATUS_OF, GrpcClient, RestClient
+from tests.protocols.control_clients import FINE, SAYS, RestControl, config_text, control_of, put, put_config
+from tests.protocols.kserve_served import serve_models
+from tests.waiting import until
 from triglot.core.errors import Code
 from triglot.core.operation import EVERYTHING
 from triglot.model.scheduling import DynamicBatching
 from triglot.pb.kserve import inference_pb2 as pb
-from waiting import until
 
 
 async def test_both_interfaces_know_all_models() -> None:

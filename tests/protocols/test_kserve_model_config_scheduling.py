@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from configured_models import (
+
+from tests.protocols.configured_models import (
     EXPLICIT,
     SCHEDULING,
     SEQUENCES,
@@ -14,9 +15,8 @@ from configured_models import (
     asked,
     configured,
 )
-from control_clients import FINE, config_text, control_of, put, put_config
-from kserve_served import serve_models
-
+from tests.protocols.control_clients import FINE, config_text, control_of, put, put_config
+from tests.protocols.kserve_served import serve_models
 from triglot.model.scheduling import DynamicBatching, QueuePolicy
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kserve_served import serve_models
 
+from tests.protocols.kserve_served import serve_models
 from triglot import Model, TensorSpec
 from triglot.core.errors import Code
 from triglot.model.config import ModelConfig

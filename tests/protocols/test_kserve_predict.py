@@ -11,8 +11,8 @@ import aiohttp
 import numpy as np
 import pytest
 import pytest_asyncio
-from live import Live, live
 
+from tests.transports.live import Live, live
 from triglot import InvalidArgument, Model, TensorSpec
 from triglot.protocols.kserve.predict import Part, form_parts
 

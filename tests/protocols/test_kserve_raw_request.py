@@ -12,9 +12,9 @@ import pytest
 import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
-from kserve_served import MODELS, Served, serve_models
 
-from process import PLAIN_MODELS
+from tests.process import PLAIN_MODELS
+from tests.protocols.kserve_served import MODELS, Served, serve_models
 from triglot.core.errors import InvalidArgument
 from triglot.core.http import HttpRequest
 from triglot.core.tensor import DATATYPES

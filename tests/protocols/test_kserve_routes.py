@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from live import Live, live
-from scripted_models import Scripted
 from yarl import URL
+
+from tests.scheduling.scripted_models import Scripted
+from tests.transports.live import Live, live
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 MODEL = "/v2/models/m"

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kserve_served import serve_models
 
-from process import PLAIN_MODELS
-from protocol_clients.kserve_async import STATUS_OF, GrpcClient, RestClient
+from tests.process import PLAIN_MODELS
+from tests.protocol_clients.kserve_async import STATUS_OF, GrpcClient, RestClient
+from tests.protocols.kserve_served import serve_models
 from triglot.core.errors import Code, ServingError
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.telemetry.trace_settings import KEYS, TraceOptions

@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kserve_served import Served, serve_models
 
-from process import FREE_PORTS, IDENTITY, PLAIN_MODELS, Triglot, run_triglot, write_model
-from protocol_clients.channel import grpc_channel, rpc
-from protocol_clients.kserve import server_ready
-from protocol_clients.kserve_async import STATUS_OF, GrpcClient, RestClient
-from protocol_clients.rest import Rest
+from tests.process import FREE_PORTS, IDENTITY, PLAIN_MODELS, Triglot, run_triglot, write_model
+from tests.protocol_clients.channel import grpc_channel, rpc
+from tests.protocol_clients.kserve import server_ready
+from tests.protocol_clients.kserve_async import STATUS_OF, GrpcClient, RestClient
+from tests.protocol_clients.rest import Rest
+from tests.protocols.kserve_served import Served, serve_models
+from tests.waiting import wait_until
 from triglot.backends.triton_python.names import Logger
 from triglot.core.errors import Code
 from triglot.pb.kserve import inference_pb2 as pb
-from waiting import wait_until
 
 MODELS = [PLAIN_MODELS / "half_plus_two"]
 START = {

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from kserve_served import Served, serve_models
-from tensor_places import PREFIX, SHM, Memory, memory, post, register, unregister
 
 import triglot
+from tests.protocols.kserve_served import Served, serve_models
+from tests.protocols.tensor_places import PREFIX, SHM, Memory, memory, post, register, unregister
 from triglot.core.errors import Code
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve.regions import MAX_REGIONS, RESERVED

@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kserve_served import Served
-from tensor_places import (
+
+import triglot
+from tests.protocols.kserve_served import Served
+from tests.protocols.tensor_places import (
     INTERFACES,
     SHRUNK_MEANWHILE,
     SIZE,
@@ -28,14 +30,12 @@ from tensor_places import (
     serving_memory,
     unregister,
 )
-
-import triglot
+from tests.waiting import until
 from triglot.core.errors import Code
 from triglot.core.tensor import DATATYPES, Array
 from triglot.core.types import InferenceResponse, OutputOptions, RegionSlice
 from triglot.protocols.kserve.extended_plane import ExtendedPlane
 from triglot.testing import GatedModel
-from waiting import until
 
 EVERY = pytest.mark.parametrize("interface", INTERFACES)
 BEFORE, AFTER = 3, 5

@@ -7,8 +7,10 @@ from collections.abc import AsyncIterator, Iterator
 import numpy as np
 import pytest
 import pytest_asyncio
-from kserve_served import MODELS, Served, serve_models
-from tensor_places import (
+
+from tests.process import PLAIN_MODELS
+from tests.protocols.kserve_served import MODELS, Served, serve_models
+from tests.protocols.tensor_places import (
     INTERFACES,
     PREFIX,
     In,
@@ -21,8 +23,6 @@ from tensor_places import (
     stream,
     unregister,
 )
-
-from process import PLAIN_MODELS
 from triglot.core.errors import Code
 from triglot.core.tensor import DATATYPES, TFSERVING_DATATYPES, object_array, pack_bytes
 from triglot.core.types import OutputOptions, RegionSlice

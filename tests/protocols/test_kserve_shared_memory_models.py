@@ -8,9 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kserve_served import Served, serve_models
-from tensor_places import PREFIX, SIZE, Memory, Wishes, X, ask, filled, memory, message_of, register
 
+from tests.protocols.kserve_served import Served, serve_models
+from tests.protocols.tensor_places import (
+    PREFIX,
+    SIZE,
+    Memory,
+    Wishes,
+    X,
+    ask,
+    filled,
+    memory,
+    message_of,
+    register,
+)
 from triglot.core.errors import Code
 from triglot.core.types import OutputOptions, RegionSlice
 from triglot.protocols.kserve.regions import Checkout, Region

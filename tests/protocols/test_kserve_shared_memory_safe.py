@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kserve_served import Served
-from tensor_places import (
+
+import triglot
+from tests.protocols.kserve_served import Served
+from tests.protocols.tensor_places import (
     FULL_REGION,
     INTERFACES,
     SHRUNK_MEANWHILE,
@@ -31,13 +33,11 @@ from tensor_places import (
     stream,
     unregister,
 )
-
-import triglot
+from tests.waiting import until
 from triglot.core.errors import Code
 from triglot.core.types import OutputOptions, RegionSlice
 from triglot.protocols.kserve.regions import Region
 from triglot.testing import GatedModel
-from waiting import until
 
 EVERY = pytest.mark.parametrize("interface", INTERFACES)
 INTO: Wishes = {"y": OutputOptions(region=FULL_REGION)}

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import grpc
 import pytest
-from kserve_served import MODELS, Served, serve_models
 
 import triglot
-from process import PLAIN_MODELS
-from protocol_clients.kserve_async import Answer, Infer, Tensor, grpc_message, rest_body
+from tests.process import PLAIN_MODELS
+from tests.protocol_clients.kserve_async import Answer, Infer, Tensor, grpc_message, rest_body
+from tests.protocols.kserve_served import MODELS, Served, serve_models
+from tests.waiting import ever_later, until
 from triglot.core.errors import Code
 from triglot.core.tensor import pack_bytes
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.testing import GatedModel
-from waiting import ever_later, until
 
 
 class Waiting(GatedModel):

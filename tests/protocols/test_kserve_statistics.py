@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from control_clients import ask, put, put_config
-from kserve_served import Served, serve_models
 
-from process import write_model
+from tests.process import write_model
+from tests.protocols.control_clients import ask, put, put_config
+from tests.protocols.kserve_served import Served, serve_models
 from triglot.core.errors import Code
 from triglot.core.operation import EVERYTHING
 from triglot.core.statistics import MAX_RESPONSES, Statistics

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from wire_bytes import PADDING, field, group, packed, varint_field
 
-import environments
+from tests import environments
+from tests.protocols.wire_bytes import PADDING, field, group, packed, varint_field
 from triglot.core.tensor import DATATYPES, TFSERVING_DATATYPES, object_array, pack_bytes, raw_buffer
 from triglot.core.types import InferenceResponse, OutputTensor
 from triglot.pb.kserve import inference_pb2 as pb

@@ -11,11 +11,12 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from h2_peers import Client, data, message
-from live import METHOD, Live, live
-from scripted_models import Inputs, Plain, Scripted
-from stream_requests import asking, sending, value, y
 
+from tests.protocols.stream_requests import asking, sending, value, y
+from tests.scheduling.scripted_models import Inputs, Plain, Scripted
+from tests.transports.h2_peers import Client, data, message
+from tests.transports.live import METHOD, Live, live
+from tests.waiting import until
 from triglot import Model
 from triglot.core.call import Call
 from triglot.core.errors import ServingError
@@ -26,7 +27,6 @@ from triglot.protocols.kserve.service import KServe
 from triglot.protocols.kserve.stream import MAX_IN_A_ROW, MAX_UNSENT
 from triglot.telemetry.store import Telemetry
 from triglot.transports.http2.core import frames
-from waiting import until
 
 pytestmark = pytest.mark.both_transports
 

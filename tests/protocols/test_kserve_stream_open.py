@@ -13,14 +13,14 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from live import live
-from scripted_models import Plain, Scripted
-from stream_requests import Inputs, asking, sending, value, y
 
+from tests.protocols.stream_requests import Inputs, asking, sending, value, y
+from tests.scheduling.scripted_models import Plain, Scripted
+from tests.transports.live import live
+from tests.waiting import until
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve.stream import StreamLimits
 from triglot.scheduling.loaded_version import Limits
-from waiting import until
 
 pytestmark = pytest.mark.both_transports
 

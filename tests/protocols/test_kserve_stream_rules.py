@@ -10,17 +10,17 @@ import grpc
 import grpc.aio
 import numpy as np
 import pytest
-from live import live
-from scripted_models import Plain, Scripted
-from stream_requests import FINAL, WANTED, Inputs, answers, asking, parameters, sending, value, y
 
+from tests.protocols.stream_requests import FINAL, WANTED, Inputs, answers, asking, parameters, sending, value, y
+from tests.scheduling.scripted_models import Plain, Scripted
+from tests.transports.live import live
+from tests.waiting import until
 from triglot import FailedPrecondition, Model, TensorSpec, Unavailable
 from triglot.core.response_buffer import STREAM_BUFFER
 from triglot.core.types import Answer
 from triglot.model.scheduling import SequenceBatching
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve.stream import MAX_UNSENT
-from waiting import until
 
 pytestmark = pytest.mark.both_transports
 

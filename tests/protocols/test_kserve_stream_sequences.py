@@ -11,13 +11,13 @@ from typing import Any
 import grpc.aio
 import numpy as np
 import pytest
-from live import live
-from stream_requests import Inputs, answers, asking, sending
 
 import triglot
-from process import SECONDS
+from tests.process import SECONDS
+from tests.protocols.stream_requests import Inputs, answers, asking, sending
+from tests.transports.live import live
+from tests.waiting import until
 from triglot.protocols.kserve.stream_requests import _DecoupledRequest
-from waiting import until
 
 pytestmark = pytest.mark.both_transports
 

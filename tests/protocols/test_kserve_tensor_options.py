@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from wire_bytes import PADDING
 
+from tests.protocols.wire_bytes import PADDING
 from triglot.core.errors import InvalidArgument
 from triglot.core.http import HttpRequest
 from triglot.core.types import InferenceResponse, OutputOptions, OutputTensor, RegionSlice, TensorOptions

@@ -7,10 +7,10 @@ from typing import Any
 import grpc.aio
 import numpy as np
 import pytest
-from live import Live, live
-from scripted_models import Plain
-from stream_requests import FINAL, answers, asking, parameters
 
+from tests.protocols.stream_requests import FINAL, answers, asking, parameters
+from tests.scheduling.scripted_models import Plain
+from tests.transports.live import Live, live
 from triglot import Model, TensorSpec
 from triglot.core.tensor import DATATYPES
 from triglot.core.types import InferenceResponse, OutputTensor

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from kserve_served import Served, serve_models
 
-from protocol_clients.kserve_async import SERVICE, Infer, Tensor
+from tests.protocol_clients.kserve_async import SERVICE, Infer, Tensor
+from tests.protocols.kserve_served import Served, serve_models
 from triglot.core.errors import Code
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.pb.tfserving import management_pb2, metadata_pb2, predict_pb2, tensor_pb2

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wire_bytes import PADDING, UNKNOWN_FIELDS, field, fixed32_field, group, varint_field
 
+from tests.protocols.wire_bytes import PADDING, UNKNOWN_FIELDS, field, fixed32_field, group, varint_field
 from triglot.core.tensor import MessageBytes
 from triglot.protocols.layouts import (
     LAYOUT_BYTES,

@@ -10,10 +10,10 @@ from urllib.parse import urlencode
 import aiohttp
 import numpy as np
 import pytest
-from live import Live, live
 
 import triglot
-from process import write_model
+from tests.process import write_model
+from tests.transports.live import Live, live
 from triglot import testing
 from triglot.core.tensor import Array
 from triglot.model.config import ALL

@@ -16,7 +16,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as classic
 from prometheus_client.samples import Exemplar as ParsedExemplar
 
-from recorded_calls import record_call, unsent_spans
+from tests.recorded_calls import record_call, unsent_spans
 from triglot.core.call import Call
 from triglot.core.errors import Code
 from triglot.core.statistics import CallTimes

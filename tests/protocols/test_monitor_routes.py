@@ -11,14 +11,14 @@ from urllib.parse import quote
 
 import grpc.aio
 import pytest
-from live import Live, live, request
 from prometheus_client.parser import text_string_to_metric_families
 
 import triglot
+from tests.transports.live import Live, live, request
+from tests.waiting import until
 from triglot.core.tensor import Array
 from triglot.protocols.monitor.routes import OVERVIEW, PAGE, SERIES
 from triglot.telemetry.store import Telemetry
-from waiting import until
 
 FLOAT = b"\0\0\x80\x3f"
 

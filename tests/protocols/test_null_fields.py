@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from kserve_served import Served, serve_models
-from tensor_places import PREFIX, memory
+
+from tests.protocols.kserve_served import Served, serve_models
+from tests.protocols.tensor_places import PREFIX, memory
 
 TFSERVING = Path(__file__).resolve().parents[1] / "models_tfserving"
 MODEL = """import triglot

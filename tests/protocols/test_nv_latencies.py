@@ -12,14 +12,14 @@ from typing import Any
 import aiohttp
 import grpc.aio
 import pytest
-from control_clients import ask, put, put_config
-from kserve_served import Served, serve_models
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families as classic
 
 import triglot
-from served_models import Arrays, Function, ensemble, serving, step, twice, twice_on_loop
-from traced_models import Client
+from tests.protocols.control_clients import ask, put, put_config
+from tests.protocols.kserve_served import Served, serve_models
+from tests.served_models import Arrays, Function, ensemble, serving, step, twice, twice_on_loop
+from tests.traced_models import Client
 
 READERS: dict[str, Any] = {"text/plain": classic, "application/openmetrics-text": open_metrics}
 FIRST = "nv_inference_first_response_histogram_ms"

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from control_clients import ask, put, put_config
-from kserve_served import Served, serve_models
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families as classic
 
+from tests.protocols.control_clients import ask, put, put_config
+from tests.protocols.kserve_served import Served, serve_models
 from triglot.protocols.monitor.triton_metrics import without_exponents
 from triglot.telemetry.process import MachineUsage
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import aiohttp
 import pytest
-from live import live
 
 import triglot
-from process import PLAIN_MODELS, write_model
+from tests.process import PLAIN_MODELS, write_model
+from tests.transports.live import live
 from triglot import testing
 from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.tensor import Array

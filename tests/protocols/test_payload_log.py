@@ -16,15 +16,15 @@ from urllib.parse import unquote
 import numpy as np
 import pytest
 
-import environments
 import triglot
-from process import SECONDS, clean_environment
+from tests import environments
+from tests.process import SECONDS, clean_environment
+from tests.waiting import wait_until
 from triglot import testing
 from triglot.config.options import Config, ConfigError
 from triglot.core.errors import ServingError
 from triglot.inline import ServedAt
 from triglot.pb.kserve import inference_pb2 as pb
-from waiting import wait_until
 
 REQUEST = "org.kubeflow.serving.inference.request"
 RESPONSE = "org.kubeflow.serving.inference.response"

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from live import Live, live
-from scripted_models import Inputs, Plain
 
+from tests.scheduling.scripted_models import Inputs, Plain
+from tests.transports.live import Live, live
 from triglot.core.call import Call
 from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.tensor import SCATTER_BYTES, Array, Scattered

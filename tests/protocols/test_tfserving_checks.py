@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from wire_bytes import PADDING
 
+from tests.protocols.wire_bytes import PADDING
 from triglot.core.errors import InvalidArgument
 from triglot.core.tensor import DATATYPES, object_array
 from triglot.core.types import TensorSpec

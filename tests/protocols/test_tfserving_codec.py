@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from odd_tensors import odd_tensor
-from wire_bytes import PADDING, UNKNOWN_FIELDS, damaged, field, group, varint_field
 
+from tests.protocols.odd_tensors import odd_tensor
+from tests.protocols.wire_bytes import PADDING, UNKNOWN_FIELDS, damaged, field, group, varint_field
 from triglot.core.errors import InvalidArgument
 from triglot.core.tensor import DATATYPES, object_array
 from triglot.core.types import InferenceResponse, InputTensor, OutputTensor

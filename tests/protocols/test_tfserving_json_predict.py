@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from predict_bodies import BLANKS, FLOAT, FORMS, MULTI, STRING, decode, signature, values
 
+from tests.protocols.predict_bodies import BLANKS, FLOAT, FORMS, MULTI, STRING, decode, signature, values
 from triglot.core.errors import InvalidArgument, ModelNotFound
 from triglot.core.tensor import DATATYPES
 from triglot.core.types import TensorSpec

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from predict_bodies import BLANKS, FLOAT, FORMS, repr_of, signature
 
+from tests.protocols.predict_bodies import BLANKS, FLOAT, FORMS, repr_of, signature
 from triglot.core.errors import ServingError
 from triglot.protocols.json import text
 from triglot.protocols.tfserving.rest_predict import decode_predict

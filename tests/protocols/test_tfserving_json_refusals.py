@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from predict_bodies import FLOAT, MULTI, STRING, decode, error_of, values
 
+from tests.protocols.predict_bodies import FLOAT, MULTI, STRING, decode, error_of, values
 from triglot.core.errors import InvalidArgument, Unimplemented
 from triglot.protocols.tfserving.tensor import MAX_DIMS
 

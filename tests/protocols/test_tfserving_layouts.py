@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wire_bytes import PADDING, UNKNOWN_FIELDS, field, fixed32_field, group, varint_field
 
+from tests.protocols.wire_bytes import PADDING, UNKNOWN_FIELDS, field, fixed32_field, group, varint_field
 from triglot.core.errors import InvalidArgument
 from triglot.core.tensor import DATATYPES
 from triglot.core.types import InputTensor

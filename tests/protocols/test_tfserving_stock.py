@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from odd_tensors import odd_tensors
-from wire_bytes import PADDING, field
 
-import environments
-from process import outcome, start_python
+from tests import environments
+from tests.process import outcome, start_python
+from tests.protocols.odd_tensors import odd_tensors
+from tests.protocols.wire_bytes import PADDING, field
 from triglot.core.tensor import DATATYPES, Array, object_array
 from triglot.core.types import InferenceResponse, InputTensor, OutputTensor
 from triglot.pb.tfserving import tensor_pb2 as pb

@@ -8,8 +8,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from wire_bytes import field, fixed32_field, fixed64_field, number, packed, varint_field
 
+from tests.protocols.wire_bytes import field, fixed32_field, fixed64_field, number, packed, varint_field
 from triglot.core.tensor import DATATYPES, Array, array_over, numbers_of, object_array
 from triglot.core.types import InputTensor
 from triglot.pb.tfserving import tensor_pb2 as pb

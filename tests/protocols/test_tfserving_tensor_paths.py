@@ -14,8 +14,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wire_bytes import UNKNOWN_FIELDS, damaged, field, fixed32_field, fixed64_field, number, packed, varint_field
 
+from tests.protocols.wire_bytes import (
+    UNKNOWN_FIELDS,
+    damaged,
+    field,
+    fixed32_field,
+    fixed64_field,
+    number,
+    packed,
+    varint_field,
+)
 from triglot.core.errors import InvalidArgument
 from triglot.core.tensor import DATATYPES, Array, array_over
 from triglot.core.types import InferenceResponse, InputTensor, OutputTensor

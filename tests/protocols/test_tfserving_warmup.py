@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import environments
-from process import outcome, start_python
+from tests import environments
+from tests.process import outcome, start_python
 from triglot.core.errors import ModelLoadError
 from triglot.pb.tfserving import prediction_log_pb2 as pb
 from triglot.protocols.tfserving import tfrecord

@@ -8,15 +8,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import access_files
 import ml_dtypes
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 import triglot
-from process import run_triglot
-from served_models import Function
+from tests.access import access_files
+from tests.process import run_triglot
+from tests.served_models import Function
+from tests.waiting import wait_until
 from triglot.core.tensor import datatype_of, object_array
 from triglot.core.types import OutputTensor
 from triglot.inline import RunningServer
@@ -24,7 +25,6 @@ from triglot.protocols.traffic.comparison import Difference, difference_of
 from triglot.protocols.traffic.counts import quantile_ms
 from triglot.protocols.traffic.shadow import MAX_RUNNING, MAX_WAITING
 from triglot.testing import CLIENTS, GatedModel, KServeGrpc, KServeRest, serve
-from waiting import wait_until
 
 ROWS = """
 import numpy as np

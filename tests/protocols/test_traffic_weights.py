@@ -16,14 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import triglot
-from process import Triglot, run_triglot
+from tests.process import Triglot, run_triglot
+from tests.waiting import wait_until
 from triglot.core.errors import InvalidArgument, NotFound
 from triglot.inline import ServedAt
 from triglot.pb.kserve import inference_pb2
 from triglot.protocols.traffic.weights import Points, Weights, point_of
 from triglot.repository.config.traffic import weights_in, with_weights
 from triglot.testing import CLIENTS, KServeGrpc, KServeRest, TensorFlowGrpc, serve
-from waiting import wait_until
 
 SAYS = """
 import triglot

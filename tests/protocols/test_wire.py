@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wire_bytes import (
+
+from tests.protocols.wire_bytes import (
     UNKNOWN_FIELDS,
     field,
     fixed32_field,
@@ -17,7 +18,6 @@ from wire_bytes import (
     packed,
     varint_field,
 )
-
 from triglot.core.errors import InvalidArgument
 from triglot.core.varint import varint
 from triglot.pb.kserve import inference_pb2 as pb

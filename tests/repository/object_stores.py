@@ -25,8 +25,8 @@ from urllib.parse import unquote, urlsplit
 import pytest
 import trustme
 
-import environments
-from process import clean_environment, unused_ports
+from tests import environments
+from tests.process import clean_environment, unused_ports
 from triglot.testing.process import Lines
 
 HOST = "127.0.0.1"

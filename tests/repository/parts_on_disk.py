@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scripted_loads import SECONDS
 
+from tests.repository.scripted_loads import SECONDS
+from tests.waiting import until
 from triglot import Model, ModelLoadError, Step, TensorSpec, backends
 from triglot.core.errors import MissingDependency
 from triglot.model.config import ModelConfig, TensorConfig
 from triglot.repository.manager.plan import State
 from triglot.repository.manager.reconciler import Reconciler
 from triglot.repository.scan.source import ModelFiles
-from waiting import until
 
 
 class Named(Model):

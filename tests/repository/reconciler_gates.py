@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from plan_model import NAME, PlanModel, files_of_all
-from reconciling import load_no_parts
-from scripted_loads import SECONDS
-
+from tests.repository.plan_model import NAME, PlanModel, files_of_all
+from tests.repository.reconciling import load_no_parts
+from tests.repository.scripted_loads import SECONDS
+from tests.waiting import until
 from triglot import Model, ModelLoadError, TensorSpec
 from triglot.model.config import ModelConfig
 from triglot.repository.manager.plan import State
@@ -19,7 +19,6 @@ from triglot.repository.manager.reconciler import Reconciler
 from triglot.repository.manager.registry import Registry
 from triglot.repository.scan.source import ModelFiles
 from triglot.scheduling.servable import Servable
-from waiting import until
 
 
 class Closing(Model):

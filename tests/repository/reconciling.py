@@ -7,8 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from scripted_loads import Loads
-
+from tests.repository.scripted_loads import Loads
 from triglot import Model
 from triglot.repository.manager.plan import State
 from triglot.repository.manager.reconciler import Reconciler

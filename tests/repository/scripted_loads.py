@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from direct_work import direct_infer
+from tests.direct_work import direct_infer
 from triglot import Call, Model, ModelLoadError, ServingError, TensorSpec
 from triglot.model.config import LATEST, ModelConfig, VersionPolicy
 from triglot.repository.config.settings import ModelSettings

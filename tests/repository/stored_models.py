@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import triglot
-from protocol_clients.rest import Rest
+from tests.protocol_clients.rest import Rest
 from triglot.repository.config.settings import ModelSettings
 from triglot.repository.scan.source import NamedPath
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from reconciling import files, reconciling, settled, state, wanted
-from scripted_loads import SECONDS, Loads, ask
 
-from direct_work import direct_infer
+from tests.direct_work import direct_infer
+from tests.repository.reconciling import files, reconciling, settled, state, wanted
+from tests.repository.scripted_loads import SECONDS, Loads, ask
+from tests.waiting import until
 from triglot import Call, Model, TensorSpec
 from triglot.model.config import ModelConfig
 from triglot.repository.manager.plan import State
 from triglot.repository.manager.reconciler import LoadLock
-from waiting import until
 
 
 async def test_a_load_that_hangs_does_not_keep_the_next_version(tmp_path: Path) -> None:

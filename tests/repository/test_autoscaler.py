@@ -8,7 +8,8 @@ import time
 import numpy as np
 import pytest
 
-from direct_work import direct_infer
+from tests.direct_work import direct_infer
+from tests.waiting import until
 from triglot import Call
 from triglot.model.config import InstanceGroup, ModelConfig
 from triglot.model.ray_options import RayOptions
@@ -16,7 +17,6 @@ from triglot.repository.manager import autoscaler
 from triglot.repository.manager.autoscaler import Load, autoscale
 from triglot.scheduling.servable import Servable
 from triglot.testing import GatedModel
-from waiting import until
 
 LOOK = 0.02
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from written_model import ROWS, serving, write
 
-from served_models import Served
+from tests.repository.written_model import ROWS, serving, write
+from tests.served_models import Served
+from tests.waiting import until
 from triglot.core.errors import ModelLoadError
 from triglot.core.operation import EVERYTHING
-from waiting import until
 
 NEVER = "max_queue_delay_microseconds: 30000000"
 """A delay that no test waits for: the batch fills up before."""

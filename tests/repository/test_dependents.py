@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from parts_on_disk import GatedLoads, Site
-from reconciling import reconciling
 
+from tests.repository.parts_on_disk import GatedLoads, Site
+from tests.repository.reconciling import reconciling
+from tests.waiting import until
 from triglot import Step
 from triglot.repository.manager.plan import State
 from triglot.scheduling.servable import Servable
-from waiting import until
 
 LOADING, READY, UNAVAILABLE = State.LOADING, State.READY, State.UNAVAILABLE
 

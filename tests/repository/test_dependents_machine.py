@@ -8,11 +8,11 @@ from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parts_on_disk import GatedLoads, Site
-from reconciling import reconciling
 
+from tests.repository.parts_on_disk import GatedLoads, Site
+from tests.repository.reconciling import reconciling
+from tests.waiting import until
 from triglot.repository.manager.plan import State
-from waiting import until
 
 MADE_OF = {"e": ("p", "q"), "f": ("e", "p"), "a": ("f", "q")}
 NAMES = ("p", "q", *MADE_OF)

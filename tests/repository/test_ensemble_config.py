@@ -6,10 +6,10 @@ import itertools
 from pathlib import Path
 
 import pytest
-from parts_on_disk import GatedLoads, Site
-from reconciling import reconciling
 
-from served_models import Function, ensemble, ints, serving, step, twice
+from tests.repository.parts_on_disk import GatedLoads, Site
+from tests.repository.reconciling import reconciling
+from tests.served_models import Function, ensemble, ints, serving, step, twice
 from triglot import Config, Server
 from triglot.core.call import MAX_MODEL_CALLS
 from triglot.core.errors import ModelLoadError

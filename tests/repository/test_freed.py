@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import until
 from triglot import backends
 from triglot.repository.manager.manager import Manager
-from waiting import until
 
 MODEL = """
 import triglot

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scanning_server import ScanningServer, a_repository, put, replace
 
+from tests.repository.scanning_server import ScanningServer, a_repository, put, replace
 from triglot.repository.config.settings import ModelSettings
 
 ONE = "version_policy { specific { versions: 1 } }"

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from scripted_loads import Loads, ask, look_twice, managing, put, reload_error, settings, states
 
+from tests.repository.scripted_loads import Loads, ask, look_twice, managing, put, reload_error, settings, states
+from tests.waiting import until
 from triglot.core.errors import FailedPrecondition, ModelNotFound
 from triglot.model.config import ALL, LATEST
 from triglot.repository.config.settings import ModelSettings
 from triglot.repository.manager.registry import UnknownLabel
-from waiting import until
 
 
 def label_error(model: str, version: int) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from links_on_disk import link, put
 
+from tests.repository.links_on_disk import link, put
 from triglot.repository.config.settings import ModelSettings
 from triglot.repository.scan.scanner import Scanner
 from triglot.repository.scan.source import Found, Root, find_models

@@ -6,15 +6,15 @@ import logging
 from pathlib import Path
 
 import pytest
-from reconciling import LONG, files, reconciling, settled, state, wanted
-from scanning_server import replace
-from scripted_loads import Loads, ask, look_twice, managing, put, states
 
+from tests.repository.reconciling import LONG, files, reconciling, settled, state, wanted
+from tests.repository.scanning_server import replace
+from tests.repository.scripted_loads import Loads, ask, look_twice, managing, put, states
+from tests.waiting import until
 from triglot.core.errors import MissingDependency, ModelLoadError
 from triglot.model.config import ModelConfig
 from triglot.model.model import Model
 from triglot.repository.manager.plan import State
-from waiting import until
 
 
 class Mending(Loads):

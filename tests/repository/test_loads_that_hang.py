@@ -7,16 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from reconciling import LONG, files, reconciling, settled, state, wanted
-from scripted_loads import SECONDS, Loads, ask
 
+from tests.repository.reconciling import LONG, files, reconciling, settled, state, wanted
+from tests.repository.scripted_loads import SECONDS, Loads, ask
+from tests.waiting import until
 from triglot import ModelLoadError
 from triglot.core.errors import Code, ServingError
 from triglot.repository.manager.plan import State
 from triglot.repository.manager.reconciler import Reconciler
 from triglot.repository.scan.source import ModelFiles
 from triglot.scheduling.servable import Servable
-from waiting import until
 
 SHORT = 0.05
 """Seconds that a load may take that never ends."""

@@ -12,9 +12,9 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from process import IDENTITY, SECONDS, write_model
-from protocol_clients.channel import SERVICE
-from protocol_clients.kserve import answer_value, infer_request
+from tests.process import IDENTITY, SECONDS, write_model
+from tests.protocol_clients.channel import SERVICE
+from tests.protocol_clients.kserve import answer_value, infer_request
 from triglot import testing
 from triglot.core.errors import ModelLoadError
 from triglot.pb.kserve import inference_pb2 as pb

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_loads import Loads, ask, look_twice, managing, put, states
 
+from tests.repository.scripted_loads import Loads, ask, look_twice, managing, put, states
+from tests.waiting import until
 from triglot.core.errors import Code, Internal, ModelLoadError, ModelNotFound, Unavailable
 from triglot.repository.manager.manager import Manager
-from waiting import until
 
 
 @pytest.fixture

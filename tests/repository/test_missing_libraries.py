@@ -6,9 +6,9 @@ import logging
 from pathlib import Path
 
 import pytest
-from reconciling import files, reconciling, settled, state
-from scripted_loads import Loads
 
+from tests.repository.reconciling import files, reconciling, settled, state
+from tests.repository.scripted_loads import Loads
 from triglot import Model
 from triglot.core.errors import MissingDependency
 from triglot.model.config import ModelConfig

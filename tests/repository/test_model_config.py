@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from google.protobuf.message import Message
-from reading_configs import meaning
 
+from tests.repository.reading_configs import meaning
 from triglot.model.config import (
     ALL,
     LATEST,

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gates import Gate
-from process import write_model
+from tests.gates import Gate
+from tests.process import write_model
+from tests.waiting import wait_until
 from triglot import testing
 from triglot.config.options import Config, ConfigError
 from triglot.core.errors import Code, ServingError
 from triglot.inline import ServedAt
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.repository.manager.on_demand import Limits, Resident, plan_room
-from waiting import wait_until
 
 SERVICE = "/inference.GRPCInferenceService/"
 COUNTED = """

@@ -9,16 +9,16 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from scanning_server import ScanningServer, put
-from scripted_loads import Loads, managing
-from scripted_loads import put as put_version
 
+from tests.repository.scanning_server import ScanningServer, put
+from tests.repository.scripted_loads import Loads, managing
+from tests.repository.scripted_loads import put as put_version
+from tests.waiting import until
 from triglot.model.config import ModelConfig
 from triglot.model.model import Model
 from triglot.repository.scan.file_snapshots import MAX_WAITING_SCANS
 from triglot.repository.scan.scanner import Scanner
 from triglot.repository.scan.source import ModelFiles
-from waiting import until
 
 LOOKS = 10
 """Enough for every change to settle, and for what it leads to, several times over."""

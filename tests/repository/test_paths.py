@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from links_on_disk import link, put
 
+from tests.repository.links_on_disk import link, put
 from triglot.core.errors import ModelLoadError
 from triglot.repository.scan.paths import below, check_links, check_links_below, inside
 

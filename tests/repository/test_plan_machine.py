@@ -8,8 +8,8 @@ from __future__ import annotations
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
-from plan_model import LAST, WANTED, PlanModel
 
+from tests.repository.plan_model import LAST, WANTED, PlanModel
 from triglot.repository.manager.plan import State
 
 

@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reconciling import files, reconciling, settled, state, wanted
-from scripted_loads import SECONDS, Loads
 
+from tests.repository.reconciling import files, reconciling, settled, state, wanted
+from tests.repository.scripted_loads import SECONDS, Loads
+from tests.waiting import until
 from triglot import Model
 from triglot.model.config import ModelConfig
 from triglot.repository.manager.plan import State
 from triglot.repository.scan.source import ModelFiles
 from triglot.scheduling.servable import Servable
-from waiting import until
 
 
 @pytest.fixture

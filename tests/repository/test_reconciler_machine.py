@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
-from plan_model import NAME, WANTED, Copy, PlanModel
-from reconciler_gates import Gated
 
-from waiting import until
+from tests.repository.plan_model import NAME, WANTED, Copy, PlanModel
+from tests.repository.reconciler_gates import Gated
+from tests.waiting import until
 
 
 class InStep:

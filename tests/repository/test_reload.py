@@ -9,14 +9,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from scripted_loads import Loads, ask, managing, put, reload_error, settings, states
 
+from tests.repository.scripted_loads import Loads, ask, managing, put, reload_error, settings, states
+from tests.waiting import until
 from triglot.core.errors import Code, FailedPrecondition, InvalidArgument, ModelNotFound, Unavailable
 from triglot.model.config import ALL, VersionPolicy
 from triglot.repository.config.settings import ModelSettings
 from triglot.repository.manager.manager import Manager
 from triglot.repository.scan.layout import BACKEND_OF_FILE
-from waiting import until
 
 
 @pytest.fixture

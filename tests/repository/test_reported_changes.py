@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from scripted_loads import Loads, managing, put, reload_error, settings
+
+from tests.repository.scripted_loads import Loads, managing, put, reload_error, settings
 
 
 def change_lines(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from reading_configs import read, wrong
 
+from tests.repository.reading_configs import read, wrong
 from triglot.core.errors import ModelLoadError
 from triglot.model.config import INLINE_REMOVED
 from triglot.model.configure import configure

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from reading_configs import read, wrong
 
+from tests.repository.reading_configs import read, wrong
 from triglot.model.scheduling import (
     CONTROL_DATATYPES,
     ControlInput,

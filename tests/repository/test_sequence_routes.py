@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scripted_loads import look_twice, put, settings, states
-from sequence_models import HOUR, LONG, Summing
 
+from tests.repository.scripted_loads import look_twice, put, settings, states
+from tests.scheduling.sequence_models import HOUR, LONG, Summing
+from tests.waiting import until
 from triglot import Call, Ensemble, Model, Step, TensorSpec
 from triglot.core.errors import Code, InvalidArgument, ServingError, Unavailable
 from triglot.core.tensor import pack_bytes
@@ -23,7 +24,6 @@ from triglot.dataplane.model_calls import ModelCalls
 from triglot.model.config import ModelConfig
 from triglot.model.scheduling import SequenceBatching
 from triglot.repository.manager.manager import Manager
-from waiting import until
 
 V1, V2 = 1000.0, 2000.0
 

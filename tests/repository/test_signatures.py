@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import triglot
-from process import IDENTITY, write_model
+from tests.process import IDENTITY, write_model
 from triglot.config.options import Config, ConfigError
 from triglot.core.errors import InvalidArgument
 

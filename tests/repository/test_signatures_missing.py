@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import triglot
-from environment_tests import check_tests
-from process import write_model
+from tests.environment_tests import check_tests
+from tests.process import write_model
 from triglot.config.options import Config
 from triglot.core.errors import ModelLoadError
 

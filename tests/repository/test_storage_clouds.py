@@ -15,17 +15,17 @@ from urllib.parse import quote
 
 import obstore
 import pytest
-from object_stores import AZURE_ACCOUNT, AZURE_KEY, Proxy, azurite, google, moto, refuse, request
 from obstore.store import AzureStore
-from stored_models import POLL, SAYS, serving
 
-from process import FREE_PORTS, Triglot
-from protocol_clients.rest import Rest
+from tests.process import FREE_PORTS, Triglot
+from tests.protocol_clients.rest import Rest
+from tests.repository.object_stores import AZURE_ACCOUNT, AZURE_KEY, Proxy, azurite, google, moto, refuse, request
+from tests.repository.stored_models import POLL, SAYS, serving
+from tests.waiting import until, until_found
 from triglot.core.errors import ModelLoadError
 from triglot.repository.scan.urls import Url
 from triglot.repository.storage.buckets import Bucket
 from triglot.repository.storage.store import StoreError
-from waiting import until, until_found
 
 
 @pytest.fixture(autouse=True)

@@ -17,14 +17,14 @@ import obstore
 import pytest
 import trustme
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
-from object_stores import AZURE_ACCOUNT, AZURE_KEY, Proxy, azurite, cloud, google, refuse, request
 from obstore.store import AzureStore
-from stored_models import POLL, SAYS, serving
 
+from tests.repository.object_stores import AZURE_ACCOUNT, AZURE_KEY, Proxy, azurite, cloud, google, refuse, request
+from tests.repository.stored_models import POLL, SAYS, serving
+from tests.waiting import until
 from triglot.repository.scan.urls import Url
 from triglot.repository.storage.buckets import Bucket
 from triglot.repository.storage.store import StoreError
-from waiting import until
 
 TOKEN = "the-token-of-the-store"
 SUBJECT = "a-token-of-the-cluster"

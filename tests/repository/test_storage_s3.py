@@ -15,16 +15,16 @@ from typing import Any
 import grpc.aio
 import obstore
 import pytest
-from object_stores import Proxy, cut, moto, own_authority, refuse, request
 from obstore.store import S3Store
-from stored_models import POLL, SAYS, serving
 
-from process import FREE_PORTS, LISTENING, Triglot, run_triglot
+from tests.process import FREE_PORTS, LISTENING, Triglot, run_triglot
+from tests.repository.object_stores import Proxy, cut, moto, own_authority, refuse, request
+from tests.repository.stored_models import POLL, SAYS, serving
+from tests.waiting import until, until_found
 from triglot.core.errors import ModelLoadError
 from triglot.pb.tfserving import management_pb2
 from triglot.repository.config.settings import ModelSettings
 from triglot.repository.scan.source import NamedPath
-from waiting import until, until_found
 
 SECRET = "wJalrXUtnFEMIsecret"
 BUCKET = "models"

@@ -19,12 +19,12 @@ from urllib.parse import unquote
 
 import pytest
 import trustme
-from object_stores import cut, refuse
-from stored_models import POLL, SAYS, serving
 
-from process import run_triglot
+from tests.process import run_triglot
+from tests.repository.object_stores import cut, refuse
+from tests.repository.stored_models import POLL, SAYS, serving
+from tests.waiting import until_found
 from triglot.core.errors import ModelLoadError
-from waiting import until_found
 
 LFS_BYTES = 1000
 TOKEN = "hf_secret"

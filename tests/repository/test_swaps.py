@@ -13,17 +13,17 @@ import aiohttp
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from scripted_loads import SECONDS, Blocking, Loads, Numbered, OnLoop, look_twice, put, states
 
 import triglot
-from protocol_clients.channel import SERVICE
-from protocol_clients.kserve import answer_value, infer_request
+from tests.protocol_clients.channel import SERVICE
+from tests.protocol_clients.kserve import answer_value, infer_request
+from tests.repository.scripted_loads import SECONDS, Blocking, Loads, Numbered, OnLoop, look_twice, put, states
+from tests.waiting import until
 from triglot.core.errors import Unavailable
 from triglot.model.config import ALL
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.repository.config.settings import ModelSettings
 from triglot.repository.manager.manager import Manager
-from waiting import until
 
 CLIENTS = 8
 SWAPS = 25

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scanning_server import ScanningServer, put
 
+from tests.repository.scanning_server import ScanningServer, put
 from triglot.model.config import ALL, LATEST, VersionPolicy
 from triglot.pb.kserve import model_config_pb2 as pb
 from triglot.repository.config.settings import ModelSettings

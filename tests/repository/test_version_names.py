@@ -6,16 +6,16 @@ import os
 from pathlib import Path
 
 import pytest
-from scanning_server import ScanningServer, replace
-from scripted_loads import Loads, ask, look_twice, managing, put, states
 
+from tests.repository.scanning_server import ScanningServer, replace
+from tests.repository.scripted_loads import Loads, ask, look_twice, managing, put, states
+from tests.waiting import until
 from triglot.core.errors import InvalidArgument, ModelLoadError, ModelNotFound
 from triglot.model.config import ALL, LATEST, VersionPolicy
 from triglot.repository.config.settings import check_names
 from triglot.repository.config.version_names import VersionNames, read_names
 from triglot.repository.manager.registry import UnknownLabel
 from triglot.repository.scan.source import find_models
-from waiting import until
 
 TWO = 'default = "stable"\n[versions]\nstable = 1\nv2_beta = 2\n'
 

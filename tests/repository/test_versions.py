@@ -8,15 +8,15 @@ import shutil
 from pathlib import Path
 
 import pytest
-from scripted_loads import Loads, ask, look_twice, managing, put, states
 
+from tests.repository.scripted_loads import Loads, ask, look_twice, managing, put, states
+from tests.waiting import until
 from triglot.core.errors import InvalidArgument, ModelLoadError, ModelNotFound, Unavailable
 from triglot.model.config import ALL, LATEST, ModelConfig, VersionPolicy
 from triglot.model.model import Model
 from triglot.repository.config.settings import ModelSettings
 from triglot.repository.manager.manager import Manager
 from triglot.repository.manager.registry import ENDED_KEPT
-from waiting import until
 
 
 @pytest.fixture

@@ -10,14 +10,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scripted_models import Inputs, Plain, Scripted, number, servable
-from warmed_models import NAME, SECONDS, raises, raises_on_loop, refusal, runs_on_every_instance, warmed, zeros
 
-from direct_work import direct_infer
+from tests.direct_work import direct_infer
+from tests.repository.warmed_models import (
+    NAME,
+    SECONDS,
+    raises,
+    raises_on_loop,
+    refusal,
+    runs_on_every_instance,
+    warmed,
+    zeros,
+)
+from tests.scheduling.scripted_models import Inputs, Plain, Scripted, number, servable
+from tests.waiting import until
 from triglot import Call, InvalidArgument, ModelLoadError
 from triglot.core.errors import Code
 from triglot.repository.manager.warm_up import warm_up
-from waiting import until
 
 # --- where it runs ---
 

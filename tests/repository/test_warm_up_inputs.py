@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from warmed_models import AnyTensors, Declared, asked, refusal, warmed
 
+from tests.repository.warmed_models import AnyTensors, Declared, asked, refusal, warmed
 from triglot import ModelLoadError
 from triglot.core.tensor import DATATYPES, numbers_of, object_array, pack_bytes, raw_buffer
 from triglot.model.config import WarmUpInput, WarmUpRequest

@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scripted_loads import look_twice, states
 
-from direct_work import direct_infer
+from tests.direct_work import direct_infer
+from tests.repository.scripted_loads import look_twice, states
+from tests.waiting import until
 from triglot import Call, backends, testing
 from triglot.model.config import ModelConfig, WarmUpInput, WarmUpRequest
 from triglot.repository.manager.manager import Manager
 from triglot.repository.manager.warm_up import warm_up
 from triglot.repository.scan.source import ModelFiles, Root
-from waiting import until
 
 PYTHON = """
 import threading

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-from scripted_models import Counting, Inputs, Plain, number, servable
-from warmed_models import SECONDS, refusal, warmed, zeros
 
+from tests.repository.warmed_models import SECONDS, refusal, warmed, zeros
+from tests.scheduling.scripted_models import Counting, Inputs, Plain, number, servable
 from triglot import Call
 from triglot.repository.manager.warm_up import MAX_RESPONSES, warm_up
 

@@ -6,13 +6,13 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from scripted_loads import Loads, ask, look_twice, managing, put, states
 
+from tests.repository.scripted_loads import Loads, ask, look_twice, managing, put, states
+from tests.waiting import until
 from triglot.core.errors import InvalidArgument, ModelLoadError
 from triglot.repository.config.settings import ModelSettings
 from triglot.repository.scan.source import ModelFiles
 from triglot.scheduling.servable import Servable
-from waiting import until
 
 
 @pytest.fixture

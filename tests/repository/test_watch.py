@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from scanning_server import ScanningServer, put
 
+from tests.repository.scanning_server import ScanningServer, put
 from triglot.model.config import ALL, LATEST, VersionPolicy
 from triglot.repository.config.settings import ModelSettings
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scripted_models import Inputs, Scripted, idle, number, servable
 
-from direct_work import direct_infer
+from tests.direct_work import direct_infer
+from tests.scheduling.scripted_models import Inputs, Scripted, idle, number, servable
+from tests.waiting import until
 from triglot import Call, Model, ModelLoadError, TensorSpec
 from triglot.model.config import WarmUpInput, WarmUpRequest
 from triglot.repository.manager.warm_up import warm_up
 from triglot.scheduling.servable import Servable
-from waiting import until
 
 SECONDS = 30
 """How long anything may take; only a test that fails waits so long."""

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from served_models import Served
+from tests.served_models import Served
 from triglot import testing
 
 CODE = """

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from direct_work import direct_infer
+from tests.direct_work import direct_infer
 from triglot import Call, Model, TensorSpec
 from triglot.core.request_scheduling import PLAIN, Scheduling
 from triglot.model.scheduling import DynamicBatching

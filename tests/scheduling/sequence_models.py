@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from held_executor import HeldExecutor
-from scripted_models import Inputs
 
-from direct_work import FutureWork, direct_infer
+from tests.direct_work import FutureWork, direct_infer
+from tests.scheduling.held_executor import HeldExecutor
+from tests.scheduling.scripted_models import Inputs
 from triglot import Call, Model, TensorSpec
 from triglot.core.errors import ServingError, as_serving_error
 from triglot.core.request_scheduling import Scheduling

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted_models import Counting, Inputs, Plain, Scripted, number, servable
 
-from direct_work import direct_infer, direct_stream
+from tests.direct_work import direct_infer, direct_stream
+from tests.scheduling.scripted_models import Counting, Inputs, Plain, Scripted, number, servable
 from triglot import Call
 from triglot.core.errors import Code, DeadlineExceeded, QueueFull
 from triglot.scheduling.loaded_version import Admission, Gate, Limits

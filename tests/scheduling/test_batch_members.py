@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from batched_models import FOREVER, Batched, Inputs, Site, first_values, rows
 
+from tests.scheduling.batched_models import FOREVER, Batched, Inputs, Site, first_values, rows
 from triglot import Call, Cancelled, InvalidArgument
 from triglot.core.call import BatchCall
 from triglot.core.errors import DeadlineExceeded, Internal, ServingError

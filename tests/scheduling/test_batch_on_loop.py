@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from batched_models import FOREVER, Inputs, Joining, Site, call, first_values, rows
 
-from direct_work import direct_stream
+from tests.direct_work import direct_stream
+from tests.scheduling.batched_models import FOREVER, Inputs, Joining, Site, call, first_values, rows
 from triglot import Call, InvalidArgument
 from triglot.core.errors import DeadlineExceeded, Internal, QueueFull, Unavailable
 from triglot.core.request_scheduling import Scheduling

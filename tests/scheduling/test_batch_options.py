@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from batched_models import FOREVER, Array, Batched, Inputs, Site, call, first_values, rows
 
-from direct_work import direct_stream
+from tests.direct_work import direct_stream
+from tests.scheduling.batched_models import FOREVER, Array, Batched, Inputs, Site, call, first_values, rows
 from triglot import Call, InvalidArgument, Model, TensorSpec
 from triglot.core.errors import Internal, Unavailable
 from triglot.core.request_scheduling import Scheduling

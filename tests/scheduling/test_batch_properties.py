@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from batched_models import FOREVER, Batched, Inputs, Joining, rows
-from held_executor import HeldExecutor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from direct_work import FutureWork
+from tests.direct_work import FutureWork
+from tests.scheduling.batched_models import FOREVER, Batched, Inputs, Joining, rows
+from tests.scheduling.held_executor import HeldExecutor
 from triglot import Call, Cancelled, InvalidArgument, Model
 from triglot.core.errors import DeadlineExceeded, ServingError
 from triglot.core.request_scheduling import Scheduling

@@ -8,8 +8,8 @@ import weakref
 
 import numpy as np
 import pytest
-from batched_models import FOREVER, Batched, Site, call, first_values, rows
 
+from tests.scheduling.batched_models import FOREVER, Batched, Site, call, first_values, rows
 from triglot import InvalidArgument
 from triglot.core.errors import QueueFull, Unavailable
 from triglot.core.request_scheduling import Scheduling

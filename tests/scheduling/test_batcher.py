@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from batched_models import FOREVER, Batched, Inputs, Site, call, first_values, rows
-from scripted_models import idle
 
+from tests.scheduling.batched_models import FOREVER, Batched, Inputs, Site, call, first_values, rows
+from tests.scheduling.scripted_models import idle
+from tests.waiting import until
 from triglot import Call, InvalidArgument
 from triglot.core.errors import Internal, Unavailable
 from triglot.model.scheduling import DynamicBatching, QueuePolicy
-from waiting import until
 
 
 async def test_what_waits_while_the_instance_is_busy_is_executed_together() -> None:

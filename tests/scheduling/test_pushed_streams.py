@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scripted_models import Inputs, Plain, number
 
-from direct_work import direct_infer, direct_stream
+from tests.direct_work import direct_infer, direct_stream
+from tests.scheduling.scripted_models import Inputs, Plain, number
+from tests.waiting import until
 from triglot import Call, Model
 from triglot.core.errors import Cancelled, Code, ServingError, UnreadResponses
 from triglot.core.response_buffer import RESPONSE_BYTES, STREAM_BUFFER, memory_of
 from triglot.model.scheduling import DynamicBatching
 from triglot.scheduling.servable import Servable
-from waiting import until
 
 
 def servable(infer: Any) -> Servable:

@@ -8,10 +8,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from scripted_models import Inputs
-from sequence_models import DIRECT, Driver, Summing, error_of, rows_of, sequence_call, started, value_of
 
-from direct_work import FutureWork
+from tests.direct_work import FutureWork
+from tests.scheduling.scripted_models import Inputs
+from tests.scheduling.sequence_models import (
+    DIRECT,
+    Driver,
+    Summing,
+    error_of,
+    rows_of,
+    sequence_call,
+    started,
+    value_of,
+)
 from triglot import Call
 from triglot.core.errors import Cancelled, Code, DeadlineExceeded, InvalidArgument, Unavailable
 from triglot.core.request_scheduling import Scheduling

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scripted_models import servable
-from sequence_models import LONG, SUM, Summing, reading, refusal, send
 
+from tests.scheduling.scripted_models import servable
+from tests.scheduling.sequence_models import LONG, SUM, Summing, reading, refusal, send
 from triglot import TensorSpec
 from triglot.core.errors import Code
 from triglot.model.scheduling import ControlInput, ControlKind

@@ -10,10 +10,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from scripted_models import Inputs
-from sequence_models import CONTROLS, SUM, Driver, Summing, error_of, sequence_call
 
-from direct_work import FutureWork
+from tests.direct_work import FutureWork
+from tests.scheduling.scripted_models import Inputs
+from tests.scheduling.sequence_models import CONTROLS, SUM, Driver, Summing, error_of, sequence_call
 from triglot import Call
 from triglot.core.errors import Cancelled, InvalidArgument, Unavailable
 from triglot.model.scheduling import DirectStrategy, OldestStrategy, SequenceBatching

@@ -7,8 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sequence_models import DIRECT, Driver, Summing, error_of, rows_of, sequence_call, started, value_of
 
+from tests.scheduling.sequence_models import (
+    DIRECT,
+    Driver,
+    Summing,
+    error_of,
+    rows_of,
+    sequence_call,
+    started,
+    value_of,
+)
 from triglot.model.scheduling import DirectStrategy, OldestStrategy, SequenceBatching
 
 

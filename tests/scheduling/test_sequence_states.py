@@ -9,15 +9,25 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scripted_models import Inputs, servable
-from sequence_models import CONTROLS, HOUR, LONG, SUM, Driver, Summing, rows_of, send, sequence_call
 
-from direct_work import direct_infer, direct_stream
+from tests.direct_work import direct_infer, direct_stream
+from tests.scheduling.scripted_models import Inputs, servable
+from tests.scheduling.sequence_models import (
+    CONTROLS,
+    HOUR,
+    LONG,
+    SUM,
+    Driver,
+    Summing,
+    rows_of,
+    send,
+    sequence_call,
+)
+from tests.waiting import until
 from triglot import Call, InvalidArgument, Model, TensorSpec
 from triglot.core.errors import Internal
 from triglot.core.tensor import object_array
 from triglot.model.scheduling import InitialState, SequenceBatching, SequenceState
-from waiting import until
 
 # --- state ---
 

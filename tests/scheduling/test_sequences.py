@@ -13,17 +13,27 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scripted_models import Inputs, servable
-from sequence_models import CONTROLS, HOUR, LONG, SUM, Summing, reading, refusal, send, sequence_call
 
-from direct_work import direct_infer
+from tests.direct_work import direct_infer
+from tests.scheduling.scripted_models import Inputs, servable
+from tests.scheduling.sequence_models import (
+    CONTROLS,
+    HOUR,
+    LONG,
+    SUM,
+    Summing,
+    reading,
+    refusal,
+    send,
+    sequence_call,
+)
+from tests.waiting import until
 from triglot import Call, InvalidArgument, Model, ModelLoadError
 from triglot.core.errors import Code, Internal, Unavailable
 from triglot.model.config import WarmUpInput, WarmUpRequest
 from triglot.model.scheduling import OldestStrategy, SequenceBatching
 from triglot.repository.manager.warm_up import warm_up
 from triglot.scheduling.servable import Servable
-from waiting import until
 
 
 class Held(Summing):

@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scripted_models import Counting, Inputs, Plain, Scripted, idle, number, servable
 
-from direct_work import direct_infer, direct_stream
+from tests.direct_work import direct_infer, direct_stream
+from tests.scheduling.scripted_models import Counting, Inputs, Plain, Scripted, idle, number, servable
+from tests.waiting import until, wait_until
 from triglot import Call, Cancelled, InvalidArgument
 from triglot.core.errors import Code, DeadlineExceeded, Internal, QueueFull, ServingError
 from triglot.core.response_buffer import STREAM_BUFFER
 from triglot.scheduling.servable import Servable
-from waiting import until, wait_until
 
 
 async def test_blocking_code_runs_on_the_instances_threads() -> None:

@@ -12,9 +12,9 @@ import grpc.aio
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from served_models import Function, serving, twice
-from span_receivers import SERVER, Received, grpc_receiver
-from traced_models import Client
+from tests.served_models import Function, serving, twice
+from tests.span_receivers import SERVER, Received, grpc_receiver
+from tests.traced_models import Client
 
 FAMILIES = ("triglot_request_seconds", "triglot_queue_seconds", "triglot_compute_seconds")
 FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"

@@ -12,14 +12,14 @@ from typing import Any
 import grpc
 import pytest
 
-from process import FREE_PORTS, SECONDS, Triglot, run_triglot, write_model
-from protocol_clients.channel import SERVICE, grpc_channel, rpc
-from protocol_clients.kserve import infer_request
-from protocol_clients.rest import Rest
-from span_receivers import SERVER, grpc_receiver
-from text_project import inference, write_project
+from tests.process import FREE_PORTS, SECONDS, Triglot, run_triglot, write_model
+from tests.protocol_clients.channel import SERVICE, grpc_channel, rpc
+from tests.protocol_clients.kserve import infer_request
+from tests.protocol_clients.rest import Rest
+from tests.span_receivers import SERVER, grpc_receiver
+from tests.text_project import inference, write_project
+from tests.waiting import wait_until
 from triglot.pb.kserve import inference_pb2 as pb
-from waiting import wait_until
 
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
 QUICK = (*FREE_PORTS, "--drain-delay", "0", "--log-format", "json")

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import grpc
 import pytest
-from tls_server import Authority
 
-from process import FREE_PORTS, LISTENING, SECONDS, Triglot, clean_environment, triglot_command, write_model
-from protocol_clients.channel import grpc_channel, rpc
-from protocol_clients.kserve import infer
-from protocol_clients.rest import Rest
+from tests.process import FREE_PORTS, LISTENING, SECONDS, Triglot, clean_environment, triglot_command, write_model
+from tests.protocol_clients.channel import grpc_channel, rpc
+from tests.protocol_clients.kserve import infer
+from tests.protocol_clients.rest import Rest
+from tests.transports.tls_server import Authority
+from tests.waiting import until
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.telemetry.log_handlers import MAX_LINES
-from waiting import until
 
 QUICK = (*FREE_PORTS, "--drain-delay", "0")
 FAILS = """

@@ -7,7 +7,7 @@ from pathlib import Path
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from process import IDENTITY, write_model
+from tests.process import IDENTITY, write_model
 from triglot import testing
 
 NO_PYTHON = "class Model(:\n"

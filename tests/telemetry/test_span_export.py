@@ -12,8 +12,8 @@ from typing import Any
 import grpc
 import pytest
 
-from process import FREE_PORTS, PLAIN_MODELS, SECONDS, Triglot, unused_ports
-from span_receivers import SERVER, Received, grpc_receiver, http_receiver
+from tests.process import FREE_PORTS, PLAIN_MODELS, SECONDS, Triglot, unused_ports
+from tests.span_receivers import SERVER, Received, grpc_receiver, http_receiver
 from triglot.telemetry.spans.exporter import Exporter, exporter_of
 from triglot.telemetry.spans.otlp import constant
 from triglot.telemetry.spans.recorder import of_ratio

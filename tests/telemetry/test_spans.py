@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import triglot
-from served_models import (
+from tests.served_models import (
     Arrays,
     Function,
     Gated,
@@ -28,12 +28,12 @@ from served_models import (
     twice,
     twice_on_loop,
 )
-from span_receivers import INTERNAL, SERVER, Received, Span, grpc_receiver
+from tests.span_receivers import INTERNAL, SERVER, Received, Span, grpc_receiver
+from tests.waiting import until
 from triglot.core.call import Call
 from triglot.pb.grps import grps_pb2
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.pb.tfserving import predict_pb2, tensor_pb2
-from waiting import until
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 UNSAMPLED = PARENT[:-2] + "00"

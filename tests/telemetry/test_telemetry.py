@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from recorded_calls import record_call
+from tests.recorded_calls import record_call
 from triglot.core.call import Call
 from triglot.core.errors import Code
 from triglot.protocols.tfserving.metrics import metrics_page, print_page

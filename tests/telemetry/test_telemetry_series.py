@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from recorded_calls import record_call
+from tests.recorded_calls import record_call
 from triglot.core.call import Call
 from triglot.core.errors import Code
 from triglot.core.statistics import LATENCY_LIMITS, Histogram, rank

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recorded_calls import record_call
+from tests.recorded_calls import record_call
 from triglot.core.call import Call
 from triglot.core.errors import Code
 from triglot.protocols.tfserving.metrics import metrics_page, print_page

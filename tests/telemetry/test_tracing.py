@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import triglot
-from served_models import Arrays, Function, Gated, both, calling, ensemble, step, twice
-from traced_models import ALL_STAMPS, Traces, one_model, served
+from tests.served_models import Arrays, Function, Gated, both, calling, ensemble, step, twice
+from tests.traced_models import ALL_STAMPS, Traces, one_model, served
+from tests.waiting import until
 from triglot.telemetry.trace_tensors import MAX_ELEMENTS
 from triglot.telemetry.tracing import MAX_STEPS
-from waiting import until
 
 # --- what is told ---
 

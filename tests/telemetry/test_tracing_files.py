@@ -15,14 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from served_models import Gated
-from traced_models import Traces, one_model, served
+from tests.served_models import Gated
+from tests.traced_models import Traces, one_model, served
+from tests.waiting import until
 from triglot.core.tensor import DATATYPES, pack_bytes
 from triglot.core.types import InputTensor, OutputTensor
 from triglot.telemetry.file_writer import MAX_WAITING
 from triglot.telemetry.trace_file import TraceFile
 from triglot.telemetry.trace_tensors import MAX_TEXT, of_input, of_output
-from waiting import until
 
 # --- files ---
 

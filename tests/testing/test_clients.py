@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import triglot
-from process import write_model
+from tests.process import write_model
 from triglot import testing
 from triglot.core.tensor import DATATYPES, TFSERVING_DATATYPES
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import triglot
-from process import IDENTITY, outcome, start_python, write_model
+from tests.process import IDENTITY, outcome, start_python, write_model
 from triglot import testing
 
 

@@ -11,15 +11,15 @@ from typing import Any
 
 import grpc.aio
 import numpy as np
-from h2_peers import SECONDS, data
-from layout_calls import PROTOCOLS, STREAM
-from live import Live
-from test_h2_rest import client_of, fields
 
 import triglot
+from tests.transports.h2_peers import SECONDS, data
+from tests.transports.layout_calls import PROTOCOLS, STREAM
+from tests.transports.live import Live
+from tests.transports.test_h2_rest import client_of, fields
+from tests.waiting import until
 from triglot.core.fast_json import dumps
 from triglot.transports.http2.core import frames
-from waiting import until
 
 X = [triglot.TensorSpec("x", "FP32", [-1])]
 Y = [triglot.TensorSpec("y", "FP32", [-1])]

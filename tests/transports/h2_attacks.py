@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import hpack
-from h2_peers import Client, data, frame, message, request_fields
 
+from tests.transports.h2_peers import Client, data, frame, message, request_fields
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.frames import ErrorCode
 

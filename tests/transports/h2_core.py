@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from h2_peers import data, frame
-
+from tests.transports.h2_peers import data, frame
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.connection import Connection
 from triglot.transports.http2.core.events import DataReceived

@@ -12,10 +12,10 @@ from typing import Any
 
 import grpc.aio
 import numpy as np
-from call_ends import Seen, seen
 
 import triglot
-from served_models import SECONDS, Served, serving
+from tests.served_models import SECONDS, Served, serving
+from tests.transports.call_ends import Seen, seen
 from triglot.config.options import GRPC_TRANSPORTS
 from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from live import Live, live
 
 import triglot
+from tests.transports.live import Live, live
 from triglot import TensorSpec
 from triglot.core.errors import Code, FailedPrecondition, Internal, Unavailable
 

@@ -10,9 +10,9 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from call_ends import seen
-from h2_peers import SECONDS, Client, data, frame, greeting, message, opened, request_fields
 
+from tests.transports.call_ends import seen
+from tests.transports.h2_peers import SECONDS, Client, data, frame, greeting, message, opened, request_fields
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.limits import DEFAULTS
 

@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from tests.waiting import until
 from triglot.core.call import Call
 from triglot.core.errors import Code, Internal, InvalidArgument, ServingError
 from triglot.core.operation import EVERYTHING, Operation
@@ -27,7 +28,6 @@ from triglot.transports.aio.unsent import UnsentAnswers
 from triglot.transports.grpc_calls import GrpcCalls
 from triglot.transports.http2.core.limits import Limits
 from triglot.transports.request_bytes import RequestBytes
-from waiting import until
 
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
 

@@ -10,8 +10,12 @@ from typing import Any
 import grpc.aio
 import numpy as np
 import pytest
-from call_ends import seen
-from layout_calls import (
+
+import triglot
+from tests.scheduling.scripted_models import Scripted
+from tests.served_models import SECONDS
+from tests.transports.call_ends import seen
+from tests.transports.layout_calls import (
     PROTOCOLS,
     STREAM,
     Arrays,
@@ -25,15 +29,11 @@ from layout_calls import (
     plain,
     served,
 )
-from live import Live, live, request
-from scripted_models import Scripted
-
-import triglot
-from served_models import SECONDS
+from tests.transports.live import Live, live, request
+from tests.waiting import ever_later, until
 from triglot.config.options import GRPC_TRANSPORTS
 from triglot.core.call import Call
 from triglot.core.operation import EVERYTHING
-from waiting import ever_later, until
 
 
 @pytest.mark.parametrize("transport", GRPC_TRANSPORTS)

@@ -16,14 +16,14 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from live import Live, live, request
 
 import triglot
-from served_models import serving
+from tests.served_models import serving
+from tests.transports.live import Live, live, request
+from tests.waiting import until
 from triglot.config.options import GRPC_TRANSPORTS
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.testing import GatedModel
-from waiting import until
 
 CALLS, ROUNDS = 60, 3
 AT_ONCE = 10

@@ -12,9 +12,12 @@ from typing import Any
 import grpc.aio
 import numpy as np
 import pytest
-from h2_peers import Client as Peer
-from h2_peers import data, message
-from layout_calls import (
+
+import triglot
+from tests.served_models import SECONDS
+from tests.transports.h2_peers import Client as Peer
+from tests.transports.h2_peers import data, message
+from tests.transports.layout_calls import (
     COLUMNS,
     KINDS,
     MODELS,
@@ -29,14 +32,11 @@ from layout_calls import (
     kserve,
     served,
 )
-
-import triglot
-from served_models import SECONDS
+from tests.waiting import until
 from triglot.config.options import GRPC_TRANSPORTS
 from triglot.core.operation import EVERYTHING
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.transports.http2.core import frames
-from waiting import until
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -14,17 +14,17 @@ import grpc
 import grpc.aio
 import numpy as np
 import pytest
-from live import Live, live, request
 
 import triglot
-from process import SECONDS
+from tests.process import SECONDS
+from tests.transports.live import Live, live, request
+from tests.waiting import until
 from triglot.core.tensor import Array
 from triglot.pb.grps import grps_pb2
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.pb.tfserving import inference_pb2, predict_pb2
 from triglot.telemetry.calls import CallStats
 from triglot.testing import GatedModel
-from waiting import until
 
 pytestmark = pytest.mark.both_transports
 

@@ -19,9 +19,9 @@ from cryptography import x509
 from cryptography.x509.oid import NameOID
 from hypothesis import given
 from hypothesis import strategies as st
-from tls_server import HOST, Authority
 
-from served_models import SECONDS
+from tests.served_models import SECONDS
+from tests.transports.tls_server import HOST, Authority
 from triglot.transports.certificates import certificate_names, names_of, names_of_context
 
 SPIFFE = "spiffe://prod/ns/ml/sa/deployer"

@@ -18,12 +18,12 @@ import grpc.aio
 import pytest
 
 import triglot
-from protocol_clients.channel import SERVICE
-from served_models import SECONDS, Function, twice
+from tests.protocol_clients.channel import SERVICE
+from tests.served_models import SECONDS, Function, twice
+from tests.waiting import until
 from triglot.core.operation import EVERYTHING
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.transports.row_call import LAST_MESSAGE_SECONDS
-from waiting import until
 
 LOAD = pb.RepositoryModelLoadRequest(model_name="twice").SerializeToString()
 DEADLINE = 2.0

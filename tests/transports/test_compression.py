@@ -14,9 +14,9 @@ import pytest
 import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
-from live import Live, live
-from scripted_models import Plain
 
+from tests.scheduling.scripted_models import Plain
+from tests.transports.live import Live, live
 from triglot import InvalidArgument
 from triglot.transports.deflate import Accepted, accepted, deflate
 

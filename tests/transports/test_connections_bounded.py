@@ -10,14 +10,14 @@ from typing import cast
 
 import grpc.aio
 import pytest
-from h2_peers import SECONDS, Client, data, greeted, greeting, message, opened, served
-from test_h2_rest import BODY, INFER, ONE, fields
 
-from served_models import Gated, serving
+from tests.served_models import Gated, serving
+from tests.transports.h2_peers import SECONDS, Client, data, greeted, greeting, message, opened, served
+from tests.transports.test_h2_rest import BODY, INFER, ONE, fields
+from tests.waiting import until
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.limits import Limits
 from triglot.transports.http2.protocol import H2Protocol
-from waiting import until
 
 pytestmark = pytest.mark.both_transports
 

@@ -12,18 +12,18 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any
 
-import failing_calls as calls
 import numpy as np
 import pytest
-from failing_calls import Build, Request, Waits
-from h2_peers import SECONDS
-from live import Live, live
 
+from tests.transports import failing_calls as calls
+from tests.transports.failing_calls import Build, Request, Waits
+from tests.transports.h2_peers import SECONDS
+from tests.transports.live import Live, live
+from tests.versions import OLD_AIOHTTP
+from tests.waiting import until
 from triglot.config.options import GRPC_TRANSPORTS
 from triglot.core.call import Call
 from triglot.core.types import InferenceRequest, InputTensor
-from versions import OLD_AIOHTTP
-from waiting import until
 
 COUNTS = (2_000, 40_000)
 """Numbers of a request: one that is decoded on the event loop, and one that is not."""

@@ -11,11 +11,11 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from call_ends import Seen, seen
-from h2_peers import PATH, SECONDS, Rows, row
-from live import live, request
-from scripted_models import Counting
 
+from tests.scheduling.scripted_models import Counting
+from tests.transports.call_ends import Seen, seen
+from tests.transports.h2_peers import PATH, SECONDS, Rows, row
+from tests.transports.live import live, request
 from triglot.config.options import GRPC_TRANSPORTS, Config
 from triglot.core.call import Call
 from triglot.core.errors import Code, NotFound, QueueFull, ServingError

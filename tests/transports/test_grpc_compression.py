@@ -8,8 +8,8 @@ import zlib
 
 import grpc.aio
 import pytest
-from h2_peers import SECONDS, Client, data, greeting, message, opened, request_fields
 
+from tests.transports.h2_peers import SECONDS, Client, data, greeting, message, opened, request_fields
 from triglot.transports.http2.core import frames
 
 both = pytest.mark.parametrize("transport", ["aio", "h2"])

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from process import Triglot
+from tests.process import Triglot
 from triglot.config.options import Config, ConfigError
 from triglot.config.sources import load_config
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from live import Live, live
 
+from tests.transports.live import Live, live
 from triglot import Model, TensorSpec
 
 pytestmark = pytest.mark.both_transports

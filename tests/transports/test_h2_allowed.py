@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hpack
 import pytest
-from h2_core import BLOCK, CLOSED, END_BOTH, OPEN, Part, act, connection, request
-from h2_peers import data, frame, greeting, pairs_of
 
+from tests.transports.h2_core import BLOCK, CLOSED, END_BOTH, OPEN, Part, act, connection, request
+from tests.transports.h2_peers import data, frame, greeting, pairs_of
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.connection import FEW_BYTES, MANY_RUNNING, READ_BYTES
 from triglot.transports.http2.core.events import ConnectionEnded, GoAwayReceived, StreamReset

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from h2_core import BLOCK, CLOSED, OPEN, act, answered, connection, request
-from h2_peers import data, frame, greeting, pairs_of
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.transports.h2_core import BLOCK, CLOSED, OPEN, act, answered, connection, request
+from tests.transports.h2_peers import data, frame, greeting, pairs_of
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.receiving import RequestReceived
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from h2_core import Part, joined
-from h2_peers import frame, greeting, message, request_fields
 from hpack import Encoder
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tests.transports.h2_core import Part, joined
+from tests.transports.h2_peers import frame, greeting, message, request_fields
 from triglot.core.errors import PayloadTooLarge, QueueFull
 from triglot.core.tensor import array_over
 from triglot.transports.http2.buffers import ALIGNMENT, BufferPool

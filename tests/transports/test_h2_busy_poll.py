@@ -6,9 +6,9 @@ import asyncio
 import os
 
 import pytest
-from layout_calls import Held, array, kserve, served
 
-from served_models import SECONDS
+from tests.served_models import SECONDS
+from tests.transports.layout_calls import Held, array, kserve, served
 from triglot.transports.http2.protocol import BusyPoll
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"

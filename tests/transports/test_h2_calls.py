@@ -12,8 +12,8 @@ from urllib.parse import unquote
 import grpc
 import grpc.aio
 import pytest
-from h2_peers import SECONDS, Served, data, frame, greeted, message, served
 
+from tests.transports.h2_peers import SECONDS, Served, data, frame, greeted, message, served
 from triglot.transports.http2.body import MAX_UNREAD_BYTES
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.frames import ErrorCode

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from h2_core import BLOCK, connection, joined
-from h2_peers import data, frame, greeting, message
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.transports.h2_core import BLOCK, connection, joined
+from tests.transports.h2_peers import data, frame, greeting, message
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.connection import BULK_BYTES, READ_BYTES, Connection
 from triglot.transports.http2.core.events import ConnectionEnded, DataPlaced, StreamReset

@@ -7,10 +7,10 @@ import random
 from typing import Any
 
 import pytest
-from h2_peers import SECONDS, Client, data, frame, message, served
 
+from tests.transports.h2_peers import SECONDS, Client, data, frame, message, served
+from tests.waiting import until
 from triglot.transports.http2.core import frames
-from waiting import until
 
 pytestmark = pytest.mark.both_event_loops
 

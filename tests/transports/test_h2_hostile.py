@@ -12,14 +12,14 @@ from typing import Any
 import grpc.aio
 import hpack
 import pytest
-from h2_attacks import ATTACKS, hpack_bomb
-from h2_peers import SECONDS, Client, Served, data, greeted, greeting, message, served
-from tls_server import HOST, Authority
 
+from tests.transports.h2_attacks import ATTACKS, hpack_bomb
+from tests.transports.h2_peers import SECONDS, Client, Served, data, greeted, greeting, message, served
+from tests.transports.tls_server import HOST, Authority
+from tests.waiting import until
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.frames import ErrorCode
 from triglot.transports.http2.core.limits import Limits
-from waiting import until
 
 pytestmark = pytest.mark.both_event_loops
 Secured = Authority | None

@@ -7,12 +7,12 @@ from typing import Any
 
 import hpack
 import pytest
-from h2_peers import decoded, pairs_of
 from hpack.huffman import HuffmanEncoder
 from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.transports.h2_peers import decoded, pairs_of
 from triglot.access.credentials import CREDENTIAL_FIELDS
 from triglot.access.restricted import GRPC_PREFIX
 from triglot.transports.http2.core.fields import CREDENTIAL, MALFORMED, METADATA, Field, name_of

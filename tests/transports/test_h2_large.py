@@ -18,13 +18,14 @@ from typing import Any
 import numpy as np
 import pytest
 import uvloop
-from h2_peers import SECONDS, Client, greeting, message, request_fields
 from hpack import Encoder
-from layout_calls import PROTOCOLS
-from live import live, request
-from scripted_models import Inputs, idle
 
 import triglot
+from tests.scheduling.scripted_models import Inputs, idle
+from tests.transports.h2_peers import SECONDS, Client, greeting, message, request_fields
+from tests.transports.layout_calls import PROTOCOLS
+from tests.transports.live import live, request
+from tests.waiting import until
 from triglot import Model, TensorSpec
 from triglot.core.operation import EVERYTHING
 from triglot.pb.grps import grps_pb2
@@ -33,7 +34,6 @@ from triglot.pb.tfserving import predict_pb2
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.frames import Setting
 from triglot.transports.http2.server import H2Server
-from waiting import until
 
 COUNT = 2 * 1024 * 1024
 SIZE = 4 * COUNT

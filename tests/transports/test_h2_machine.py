@@ -13,12 +13,12 @@ import h2.config
 import h2.connection
 import h2.events
 import h2.settings
-from h2_core import Part, joined
-from h2_peers import pairs_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
+from tests.transports.h2_core import Part, joined
+from tests.transports.h2_peers import pairs_of
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.connection import Connection
 from triglot.transports.http2.core.events import ConnectionEnded, RequestEnded, StreamReset

@@ -10,12 +10,13 @@ from collections import Counter
 from itertools import chain
 from typing import Any
 
-from h2_peers import SECONDS, classified, data, frame, greeted, message, request_fields, served
 from hpack import Encoder
-from rest_routes import any_path, rest_server
-from test_h2_rest import BODY, INFER, ONE, client_of, fields
-from tls_server import server
 
+from tests.transports.h2_peers import SECONDS, classified, data, frame, greeted, message, request_fields, served
+from tests.transports.rest_routes import any_path, rest_server
+from tests.transports.test_h2_rest import BODY, INFER, ONE, client_of, fields
+from tests.transports.tls_server import server
+from tests.waiting import until
 from triglot.config.options import Config
 from triglot.core.http import HttpRequest
 from triglot.telemetry.store import Telemetry
@@ -28,7 +29,6 @@ from triglot.transports.http2.core.sending import Sender, response_head, trailer
 from triglot.transports.http2.messages import PREFIX
 from triglot.transports.http2.protocol import H2Protocol
 from triglot.transports.http2.server import H2Server
-from waiting import until
 
 RESOURCE_EXHAUSTED = "8"
 ENTRY = 3900

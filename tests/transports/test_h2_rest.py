@@ -10,11 +10,12 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
-from h2_peers import SECONDS, Client, classified, data, greeting
-from rest_routes import any_path, rest_server
-from tls_server import HOST, server
 
-from served_models import Gated, Served, serving
+from tests.served_models import Gated, Served, serving
+from tests.transports.h2_peers import SECONDS, Client, classified, data, greeting
+from tests.transports.rest_routes import any_path, rest_server
+from tests.transports.tls_server import HOST, server
+from tests.waiting import until
 from triglot.config.options import Config
 from triglot.core.http import HttpRequest
 from triglot.telemetry.store import Telemetry
@@ -23,7 +24,6 @@ from triglot.transports.http2.core.limits import Limits
 from triglot.transports.http2.core.receiving import read_head
 from triglot.transports.http2.rest import rest_fields
 from triglot.transports.http2.server import H2Server
-from waiting import until
 
 ONE: dict[str, Any] = {"grpc_transport": "h2", "rest_port": 0}
 INFER = "/v2/models/twice/infer"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hpack
 import pytest
-from h2_core import BLOCK, CLOSED, END_BOTH, OPEN, answered, connection
-from h2_peers import classified, data, frame, greeting
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.transports.h2_core import BLOCK, CLOSED, END_BOTH, OPEN, answered, connection
+from tests.transports.h2_peers import classified, data, frame, greeting
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.events import ConnectionEnded, StreamReset
 from triglot.transports.http2.core.fields import MalformedRequest

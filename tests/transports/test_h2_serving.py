@@ -9,9 +9,9 @@ from pathlib import Path
 
 import grpc.aio
 import pytest
-from h2_peers import SECONDS, Client, data, greeted, message, served
 
 import triglot
+from tests.transports.h2_peers import SECONDS, Client, data, greeted, message, served
 from triglot.config.options import Config
 from triglot.telemetry.store import Telemetry
 from triglot.transports.http2.core import frames

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from h2_peers import Client, data, message
 
-from served_models import Served, serving
+from tests.served_models import Served, serving
+from tests.transports.h2_peers import Client, data, message
+from tests.waiting import SECONDS, until
 from triglot import Model, TensorSpec
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.transports.http2.core import frames
@@ -19,7 +20,6 @@ from triglot.transports.http2.core.frames import ErrorCode
 from triglot.transports.http2.core.limits import Limits
 from triglot.transports.http2.core.sending import Sender
 from triglot.transports.http2.server import H2Server
-from waiting import SECONDS, until
 
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 REST = "/v2/models/endless/generate_stream"

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 import hpack
 import pytest
-from h2_core import CLOSED, connection
-from h2_peers import Client, data, frame, greeted, greeting, message, served
-from test_h2_rest import ONE, answer, client_of, fields
-from tls_server import server
 
+from tests.transports.h2_core import CLOSED, connection
+from tests.transports.h2_peers import Client, data, frame, greeted, greeting, message, served
+from tests.transports.test_h2_rest import ONE, answer, client_of, fields
+from tests.transports.tls_server import server
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.connection import Connection
 

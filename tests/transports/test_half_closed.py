@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from h2_peers import SECONDS
-from live import Live, live
-from scripted_models import Plain, Scripted
-from test_http_requests import TINY, sized
 
-from waiting import until
+from tests.scheduling.scripted_models import Plain, Scripted
+from tests.transports.h2_peers import SECONDS
+from tests.transports.live import Live, live
+from tests.transports.test_http_requests import TINY, sized
+from tests.waiting import until
 
 pytestmark = [pytest.mark.both_transports, pytest.mark.both_event_loops]
 

@@ -9,11 +9,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from live import Live, live
-from rest_routes import rest_server
-from scripted_models import Plain
-from test_http_requests import PATH, SECONDS, TINY, Wire, sized
 
+from tests.scheduling.scripted_models import Plain
+from tests.transports.live import Live, live
+from tests.transports.rest_routes import rest_server
+from tests.transports.test_http_requests import PATH, SECONDS, TINY, Wire, sized
+from tests.waiting import until
 from triglot.config.options import Config
 from triglot.core.call import Call
 from triglot.core.http import HttpResponse
@@ -21,7 +22,6 @@ from triglot.core.operation import Operation
 from triglot.protocols.rows import Route
 from triglot.transports.http1.connection import MAX_AHEAD_BYTES, Connections
 from triglot.transports.http1.server import Http1Server
-from waiting import until
 
 LIMIT = 100_000
 GO_ON = b"HTTP/1.1 100 Continue\r\n\r\n"

@@ -9,18 +9,18 @@ from contextlib import asynccontextmanager
 from typing import cast
 
 import pytest
-from h2_peers import SECONDS
-from live import live
-from scripted_models import Plain, Scripted
-from test_half_closed import INFER, post
-from test_http_requests import TINY
 
+from tests.scheduling.scripted_models import Plain, Scripted
+from tests.transports.h2_peers import SECONDS
+from tests.transports.live import live
+from tests.transports.test_half_closed import INFER, post
+from tests.transports.test_http_requests import TINY
+from tests.waiting import until
 from triglot.transports.aiohttp.connections import Connection as AiohttpConnection
 from triglot.transports.aiohttp.server import AiohttpServer
 from triglot.transports.http1.connection import Connection
 from triglot.transports.http1.server import Http1Server
 from triglot.transports.rest.fields import MAX_HEAD_BYTES
-from waiting import until
 
 GET = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n"
 SAME = "/v2/models/same/infer"

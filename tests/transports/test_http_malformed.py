@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from live import Live, live
-from scripted_models import Plain
 
-from served_models import SECONDS
+from tests.scheduling.scripted_models import Plain
+from tests.served_models import SECONDS
+from tests.transports.live import Live, live
 from triglot.core.call import Call
 from triglot.core.http import HttpResponse
 from triglot.core.operation import Operation

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
-from live import Live, live
-from scripted_models import Inputs, Plain
 
+from tests.scheduling.scripted_models import Inputs, Plain
+from tests.transports.live import Live, live
 from triglot.transports.rest import decoding
 from triglot.transports.rest.routes import MAX_CACHED, MAX_CACHED_LENGTH
 

@@ -7,11 +7,11 @@ import socket
 
 import numpy as np
 import pytest
-from h2_peers import SECONDS
-from test_tls_slow_readers import BODY, LARGE
 
-from served_models import Function, Served, serving
-from waiting import ever_later, until
+from tests.served_models import Function, Served, serving
+from tests.transports.h2_peers import SECONDS
+from tests.transports.test_tls_slow_readers import BODY, LARGE
+from tests.waiting import ever_later, until
 
 pytestmark = pytest.mark.both_transports
 

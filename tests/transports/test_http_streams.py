@@ -12,8 +12,8 @@ import aiohttp
 import grpc.aio
 import numpy as np
 import pytest
-from live import Live, live, request
 
+from tests.transports.live import Live, live, request
 from triglot import Model, TensorSpec
 from triglot.transports.off_loop import OFF_LOOP_BYTES
 

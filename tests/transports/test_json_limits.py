@@ -7,9 +7,9 @@ import io
 from contextlib import AbstractAsyncContextManager
 
 import pytest
-from live import Live, live
-from scripted_models import Plain
 
+from tests.scheduling.scripted_models import Plain
+from tests.transports.live import Live, live
 from triglot.transports.http2.core.limits import MIB
 from triglot.transports.inflate import MAX_GZIP_MEMBERS
 

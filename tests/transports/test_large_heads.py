@@ -13,13 +13,13 @@ import grpc.aio
 import hpack.hpack
 import pytest
 import pytest_asyncio
-from h2_core import BLOCK, END_BOTH, connection
-from h2_peers import data, frame, greeting, pairs_of
-from live import request
-from test_h2_rest import ONE, answer, client_of, fields
-from tls_server import HOST
 
-from served_models import SECONDS, Function, Gated, serving, twice
+from tests.served_models import SECONDS, Function, Gated, serving, twice
+from tests.transports.h2_core import BLOCK, END_BOTH, connection
+from tests.transports.h2_peers import data, frame, greeting, pairs_of
+from tests.transports.live import request
+from tests.transports.test_h2_rest import ONE, answer, client_of, fields
+from tests.transports.tls_server import HOST
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.events import ConnectionEnded
 from triglot.transports.http2.core.frames import ErrorCode

@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable
 
 import numpy as np
 import pytest
-from live import Live, live
-from scripted_models import Inputs, Plain
 
+from tests.scheduling.scripted_models import Inputs, Plain
+from tests.transports.live import Live, live
 from triglot import Model, TensorSpec
 from triglot.core.tensor import pack_bytes
 from triglot.pb.kserve import inference_pb2 as pb

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 import uvloop
-from h2_peers import SECONDS
 
 import triglot
+from tests.transports.h2_peers import SECONDS
+from tests.waiting import until
 from triglot.transports.listening import Listener, bind, bind_file
-from waiting import until
 
 HOST = "127.0.0.1"
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from live import live
-from scripted_models import Plain
 
 import triglot
+from tests.scheduling.scripted_models import Plain
+from tests.transports.live import live
 
 pytestmark = pytest.mark.both_transports
 

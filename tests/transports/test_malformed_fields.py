@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from h2_peers import Client, data, greeting, message, opened, request_fields
-from test_h2_rest import BODY, INFER, ONE, answer, client_of, fields
-from tls_server import HOST
 
-from served_models import SECONDS, Function, Served, serving, twice
+from tests.served_models import SECONDS, Function, Served, serving, twice
+from tests.transports.h2_peers import Client, data, greeting, message, opened, request_fields
+from tests.transports.test_h2_rest import BODY, INFER, ONE, answer, client_of, fields
+from tests.transports.tls_server import HOST
 
 GRPC_METHOD = "/inference.GRPCInferenceService/ModelInfer"
 

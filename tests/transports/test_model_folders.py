@@ -12,14 +12,14 @@ import grpc.aio
 import pytest
 
 import triglot
-from process import IDENTITY, write_model
+from tests.process import IDENTITY, write_model
+from tests.waiting import until
 from triglot.cli.tfserving import follow
 from triglot.config.options import Config
 from triglot.core.errors import PermissionDenied
 from triglot.core.operation import EVERYTHING
 from triglot.pb.tfserving import management_pb2
 from triglot.repository.config.settings import ModelSettings
-from waiting import until
 
 pytestmark = pytest.mark.both_transports
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from live import live, request
 
 import triglot
+from tests.transports.live import live, request
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.testing import CLIENTS, KServeGrpc
 

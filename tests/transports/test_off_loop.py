@@ -10,10 +10,10 @@ from functools import partial
 from typing import Any
 
 import pytest
-from live import live
-from scripted_models import Plain
-from test_request_bytes import INFER, padded
 
+from tests.scheduling.scripted_models import Plain
+from tests.transports.live import live
+from tests.transports.test_request_bytes import INFER, padded
 from triglot.transports.off_loop import OneAtATime
 
 KIB = 1024

@@ -14,18 +14,18 @@ import aiohttp
 import grpc.aio
 import pytest
 import uvloop
-from h2_peers import Client, Rows
-from rest_routes import rest_server
-from tls_server import HOST, TWICE, Authority, infer, rest, server
 
-from process import is_listening, unused_ports
-from served_models import SECONDS, Gated, serving
+from tests.process import is_listening, unused_ports
+from tests.served_models import SECONDS, Gated, serving
+from tests.transports.h2_peers import Client, Rows
+from tests.transports.rest_routes import rest_server
+from tests.transports.tls_server import HOST, TWICE, Authority, infer, rest, server
+from tests.waiting import until, wait_until
 from triglot.config.options import Config, ConfigError
 from triglot.telemetry.store import Telemetry
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.limits import Limits
 from triglot.transports.http2.server import H2Server
-from waiting import until, wait_until
 
 pytestmark = pytest.mark.both_transports
 

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
-from live import Live, live
 
+from tests.transports.live import Live, live
+from tests.waiting import until
 from triglot import Call, Ensemble, InvalidArgument, Model, Step, TensorSpec
 from triglot.model.scheduling import ControlInput, DynamicBatching, SequenceBatching
 from triglot.testing import CLIENTS, GatedModel, KServeGrpc, KServeRest
-from waiting import until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.both_transports]
 Values = Mapping[str, Sequence[int]]

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from h2_peers import Client, data, greeting
-from live import live
-from scripted_models import Inputs, Plain
-from test_h2_rest import answer
 
 import triglot
-from state_changes import ChangingServer, changing_server
+from tests.scheduling.scripted_models import Inputs, Plain
+from tests.state_changes import ChangingServer, changing_server
+from tests.transports.h2_peers import Client, data, greeting
+from tests.transports.live import live
+from tests.transports.test_h2_rest import answer
 from triglot.core.operation import ADMINISTRATION, Operation
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.both_transports]

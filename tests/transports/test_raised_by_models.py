@@ -11,13 +11,13 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from live import Live, live, request
 
 import triglot
+from tests.transports.live import Live, live, request
+from tests.waiting import until
 from triglot import testing
 from triglot.core.errors import Code
 from triglot.core.tensor import Array
-from waiting import until
 
 pytestmark = pytest.mark.both_transports
 SECONDS = 20.0

@@ -10,12 +10,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
-from h2_peers import SECONDS, Client, data, message
-from live import Live, live, request
-from scripted_models import Plain
-from test_h2_rest import answer, client_of, fields
-from test_http_requests import Answer, wire
 
+from tests.scheduling.scripted_models import Plain
+from tests.transports.h2_peers import SECONDS, Client, data, message
+from tests.transports.live import Live, live, request
+from tests.transports.test_h2_rest import answer, client_of, fields
+from tests.transports.test_http_requests import Answer, wire
+from tests.waiting import until
 from triglot.core.errors import Cancelled, QueueFull
 from triglot.protocols.rows import DamagedBody, InflatedTooLarge
 from triglot.transports.http2.core import frames
@@ -23,7 +24,6 @@ from triglot.transports.inflate import PART_BYTES, WINDOW_BITS, inflate
 from triglot.transports.request_bytes import RequestBytes
 from triglot.transports.rest import decoding
 from triglot.transports.rest.decoding import FREE_BYTES
-from waiting import until
 
 pytestmark = pytest.mark.both_transports
 

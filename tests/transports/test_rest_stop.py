@@ -7,10 +7,10 @@ from typing import Any
 
 import aiohttp
 import pytest
-from live import Live, live
-from scripted_models import Scripted
 
-from waiting import until_found
+from tests.scheduling.scripted_models import Scripted
+from tests.transports.live import Live, live
+from tests.waiting import until_found
 
 pytestmark = pytest.mark.both_transports
 

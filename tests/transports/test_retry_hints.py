@@ -10,12 +10,12 @@ from typing import Any
 
 import grpc.aio
 import pytest
-from live import METHOD, live, request
-from scripted_models import Inputs, Plain
-from test_h2_rest import BODY
-from tls_server import HOST
 
-from served_models import SECONDS, Function, serving
+from tests.scheduling.scripted_models import Inputs, Plain
+from tests.served_models import SECONDS, Function, serving
+from tests.transports.live import METHOD, live, request
+from tests.transports.test_h2_rest import BODY
+from tests.transports.tls_server import HOST
 from triglot.core.errors import QueueFull, Unavailable, retry_hint
 
 pytestmark = pytest.mark.both_transports

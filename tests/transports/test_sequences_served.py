@@ -13,14 +13,14 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from live import METHOD, Live, live
-from sequence_models import HOUR, LONG, Summing
 
+from tests.scheduling.sequence_models import HOUR, LONG, Summing
+from tests.transports.live import METHOD, Live, live
+from tests.waiting import until
 from triglot import Call, Model, TensorSpec
 from triglot.core.tensor import pack_bytes
 from triglot.model.scheduling import ControlInput, OldestStrategy, SequenceBatching
 from triglot.pb.kserve import inference_pb2 as pb
-from waiting import until
 
 pytestmark = pytest.mark.both_transports
 

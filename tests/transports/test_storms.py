@@ -14,15 +14,15 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from h2_core import joined
-from h2_peers import PATH, SECONDS, Client, Frame, Served, opened, served
 
+from tests.transports.h2_core import joined
+from tests.transports.h2_peers import PATH, SECONDS, Client, Frame, Served, opened, served
+from tests.waiting import until
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.connection import Connection
 from triglot.transports.http2.core.events import ConnectionEnded, StreamReset
 from triglot.transports.http2.core.frames import ErrorCode
 from triglot.transports.http2.core.receiving import CompleteRequest, RequestReceived
-from waiting import until
 
 OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
 DEADLINE_SECONDS = 0.5

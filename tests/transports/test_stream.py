@@ -11,14 +11,14 @@ import grpc
 import grpc.aio
 import numpy as np
 import pytest
-from live import live, request
-from scripted_models import Counting, Inputs, Plain, Scripted, number
 
+from tests.scheduling.scripted_models import Counting, Inputs, Plain, Scripted, number
+from tests.transports.live import live, request
+from tests.waiting import ever_later, until
 from triglot import InvalidArgument
 from triglot.core.response_buffer import STREAM_BUFFER
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve.stream import MAX_UNSENT
-from waiting import ever_later, until
 
 pytestmark = pytest.mark.both_transports
 

@@ -8,17 +8,17 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
-from h2_peers import SECONDS, Frame, data
-from live import Live, live
-from scripted_models import Plain
-from test_http_requests import Answer
-from test_request_bytes import Http1, Http2, Make, Upload, held, padded
 
+from tests.scheduling.scripted_models import Plain
+from tests.transports.h2_peers import SECONDS, Frame, data
+from tests.transports.live import Live, live
+from tests.transports.test_http_requests import Answer
+from tests.transports.test_request_bytes import Http1, Http2, Make, Upload, held, padded
+from tests.waiting import until
 from triglot.transports import text_room
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.limits import Limits
 from triglot.transports.text_room import FREE_BYTES, MIN_PROGRESS, TextRoom
-from waiting import until
 
 pytestmark = pytest.mark.both_transports
 

@@ -16,12 +16,12 @@ import grpc
 import grpc.aio
 import numpy as np
 import pytest
-from live import Live, live
 
 import triglot
+from tests.transports.live import Live, live
+from tests.waiting import SECONDS, until
 from triglot.core.tensor import Array
 from triglot.pb.tfserving import management_pb2, predict_pb2, tensor_pb2
-from waiting import SECONDS, until
 
 pytestmark = pytest.mark.both_transports
 

@@ -16,11 +16,11 @@ import grpc
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
-from h2_peers import Rows
-from tls_server import HOST, TWICE, Authority, Key, infer, refused, rest, server
 
 import triglot
-from served_models import SECONDS
+from tests.served_models import SECONDS
+from tests.transports.h2_peers import Rows
+from tests.transports.tls_server import HOST, TWICE, Authority, Key, infer, refused, rest, server
 from triglot.config.options import Config, ConfigError
 from triglot.telemetry.store import Telemetry
 from triglot.transports.http2.core import frames

@@ -6,10 +6,10 @@ import asyncio
 
 import numpy as np
 import pytest
-from h2_peers import Client, data, message, served
-from tls_server import HOST, Authority
 
-from served_models import SECONDS, Function, serving
+from tests.served_models import SECONDS, Function, serving
+from tests.transports.h2_peers import Client, data, message, served
+from tests.transports.tls_server import HOST, Authority
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.frames import ErrorCode
 from triglot.transports.http2.core.limits import Limits

@@ -13,14 +13,24 @@ from typing import Any
 
 import grpc.aio
 import pytest
-from h2_peers import SECONDS, Client, Frame, data, frame, greeting, message, opened, request_fields
-from live import METHOD, live, request
-from scripted_models import Counting
 
+from tests.scheduling.scripted_models import Counting
+from tests.transports.h2_peers import (
+    SECONDS,
+    Client,
+    Frame,
+    data,
+    frame,
+    greeting,
+    message,
+    opened,
+    request_fields,
+)
+from tests.transports.live import METHOD, live, request
+from tests.waiting import until
 from triglot.transports.aio.server import GrpcServer
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.limits import Limits
-from waiting import until
 
 SIZE = 15_000
 HELD = 2 * SIZE

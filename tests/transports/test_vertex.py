@@ -11,11 +11,11 @@ from typing import Any
 
 import grpc.aio
 import pytest
-from access_files import client, write
 from google.protobuf import json_format
-from live import Live, live
 
 import triglot
+from tests.access.access_files import client, write
+from tests.transports.live import Live, live
 from triglot import TensorSpec
 from triglot.config.options import ConfigError
 from triglot.core.call import Call

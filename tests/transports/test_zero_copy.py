@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from live import live, request
 from numpy.typing import NDArray
-from scripted_models import Inputs
 
+from tests.scheduling.scripted_models import Inputs
+from tests.transports.live import live, request
 from triglot import Model, TensorSpec
 from triglot.core.tensor import DATATYPES
 from triglot.core.types import InferenceResponse, OutputTensor

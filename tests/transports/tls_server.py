@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
 from cryptography.x509.oid import NameOID
 
 import triglot
-from served_models import SECONDS, Function, serving, twice
+from tests.served_models import SECONDS, Function, serving, twice
 from triglot.pb.kserve import inference_pb2 as pb
 
 HOST = "127.0.0.1"

@@ -16,12 +16,12 @@ from typing import Any, Self, TypeVar
 
 import grpc
 
-from process import SECONDS, Triglot, write_model
-from protocol_clients.channel import grpc_channel, rpc
-from protocol_clients.kserve import infer
-from protocol_clients.rest import Rest
+from tests.process import SECONDS, Triglot, write_model
+from tests.protocol_clients.channel import grpc_channel, rpc
+from tests.protocol_clients.kserve import infer
+from tests.protocol_clients.rest import Rest
+from tests.waiting import wait_until
 from triglot.pb.kserve import inference_pb2 as pb
-from waiting import wait_until
 
 T = TypeVar("T")
 WHO = """

@@ -15,9 +15,9 @@ from typing import IO
 
 import grpc
 
-from process import SECONDS, clean_environment
-from protocol_clients.kserve import infer
-from waiting import wait_until
+from tests.process import SECONDS, clean_environment
+from tests.protocol_clients.kserve import infer
+from tests.waiting import wait_until
 
 REPORT_SECONDS = 0.02
 """Between two lines of what was answered so far."""

@@ -9,12 +9,12 @@ import signal
 from pathlib import Path
 
 import pytest
-from shared_ports import Workers
 
 import triglot
-from gates import Gate
-from process import SECONDS, Triglot
-from protocol_clients.kserve import infer
+from tests.gates import Gate
+from tests.process import SECONDS, Triglot
+from tests.protocol_clients.kserve import infer
+from tests.workers.shared_ports import Workers
 from triglot.config.options import ConfigError
 
 MODELS = Path(__file__).parents[1] / "models_triton"

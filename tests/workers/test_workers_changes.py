@@ -11,11 +11,11 @@ from typing import Any
 
 import grpc
 import pytest
-from shared_ports import TRANSPORTS, Workers, change, ready
 
-from process import SECONDS, write_model
-from protocol_clients.channel import rpc
-from protocol_clients.kserve import infer
+from tests.process import SECONDS, write_model
+from tests.protocol_clients.channel import rpc
+from tests.protocol_clients.kserve import infer
+from tests.workers.shared_ports import TRANSPORTS, Workers, change, ready
 from triglot.pb.grps import grps_pb2
 from triglot.pb.kserve import inference_pb2 as pb
 

@@ -12,14 +12,14 @@ from typing import Any
 import grpc
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
-from shared_ports import TRANSPORTS, Workers
 
-from process import SECONDS
-from protocol_clients.channel import rpc
-from protocol_clients.kserve import infer
-from protocol_clients.rest import Rest
+from tests.process import SECONDS
+from tests.protocol_clients.channel import rpc
+from tests.protocol_clients.kserve import infer
+from tests.protocol_clients.rest import Rest
+from tests.waiting import wait_until
+from tests.workers.shared_ports import TRANSPORTS, Workers
 from triglot.pb.kserve import inference_pb2 as pb
-from waiting import wait_until
 
 LABELS = '{code="OK",entrypoint="GRPC",method="ModelInfer",model="who",protocol="kserve",version="1"}'
 REQUESTS = f"triglot_requests_total{LABELS}"

@@ -12,15 +12,15 @@ from typing import Any
 
 import grpc
 import pytest
-from access_files import anonymous, client, write
-from shared_ports import SERVES, TRANSPORTS, Workers, kill
-from signed_tokens import Signer, issuer, keyset
 
-from process import FREE_PORTS, SECONDS, Triglot, write_model
-from protocol_clients.channel import grpc_channel, rpc
-from protocol_clients.kserve import infer
+from tests.access.access_files import anonymous, client, write
+from tests.access.signed_tokens import Signer, issuer, keyset
+from tests.process import FREE_PORTS, SECONDS, Triglot, write_model
+from tests.protocol_clients.channel import grpc_channel, rpc
+from tests.protocol_clients.kserve import infer
+from tests.waiting import wait_until
+from tests.workers.shared_ports import SERVES, TRANSPORTS, Workers, kill
 from triglot.pb.kserve import inference_pb2 as pb
-from waiting import wait_until
 
 HELD = """
 import asyncio

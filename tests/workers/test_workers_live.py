@@ -10,15 +10,15 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from shared_ports import TRANSPORTS, Workers
-from steady_callers import calling
 
-from gates import Gate
-from process import SECONDS, Triglot, is_listening, run_triglot, taken_port, unused_ports, write_model
-from protocol_clients.channel import grpc_channel
-from protocol_clients.kserve import infer
-from protocol_clients.rest import Rest
-from waiting import wait_until
+from tests.gates import Gate
+from tests.process import SECONDS, Triglot, is_listening, run_triglot, taken_port, unused_ports, write_model
+from tests.protocol_clients.channel import grpc_channel
+from tests.protocol_clients.kserve import infer
+from tests.protocol_clients.rest import Rest
+from tests.waiting import wait_until
+from tests.workers.shared_ports import TRANSPORTS, Workers
+from tests.workers.steady_callers import calling
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

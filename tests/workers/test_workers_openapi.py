@@ -6,10 +6,9 @@ import http.client
 import json
 from pathlib import Path
 
-from shared_ports import Workers
-
-from process import SECONDS, write_model
-from waiting import wait_until
+from tests.process import SECONDS, write_model
+from tests.waiting import wait_until
+from tests.workers.shared_ports import Workers
 
 ASK = json.dumps({"inputs": [{"name": "x", "datatype": "INT32", "shape": [1], "data": [0]}]})
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import grpc
 import pytest
-from access_files import anonymous, client, write
-from shared_ports import TRANSPORTS, Workers
 
-from gates import Gate
-from process import SECONDS
-from protocol_clients.channel import rpc
-from protocol_clients.kserve import infer_request
+from tests.access.access_files import anonymous, client, write
+from tests.gates import Gate
+from tests.process import SECONDS
+from tests.protocol_clients.channel import rpc
+from tests.protocol_clients.kserve import infer_request
+from tests.workers.shared_ports import TRANSPORTS, Workers
 from triglot.pb.kserve import inference_pb2 as pb
 
 RULES = (

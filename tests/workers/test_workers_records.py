@@ -7,12 +7,11 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from shared_ports import Workers
-
-from protocol_clients.channel import grpc_channel
-from protocol_clients.kserve import infer
-from recorded import logs_in
-from waiting import wait_until
+from tests.protocol_clients.channel import grpc_channel
+from tests.protocol_clients.kserve import infer
+from tests.recorded import logs_in
+from tests.waiting import wait_until
+from tests.workers.shared_ports import Workers
 
 
 def test_each_worker_has_files_of_its_own(tmp_path: Path) -> None:

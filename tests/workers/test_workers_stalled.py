@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from shared_ports import SERVES, Workers
 
-from process import SECONDS
+from tests.process import SECONDS
+from tests.waiting import wait_until
+from tests.workers.shared_ports import SERVES, Workers
 from triglot.workers.supervisor import HEARTBEAT_SECONDS, wait_until_hung
-from waiting import wait_until
 
 
 @pytest.fixture

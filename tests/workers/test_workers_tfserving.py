@@ -9,14 +9,14 @@ from typing import Any
 
 import grpc
 import pytest
-from shared_ports import WHO, Workers, ready
 
-from process import SECONDS, Triglot, write_model
-from protocol_clients.channel import rpc
-from protocol_clients.kserve import infer
-from protocol_clients.rest import Rest
+from tests.process import SECONDS, Triglot, write_model
+from tests.protocol_clients.channel import rpc
+from tests.protocol_clients.kserve import infer
+from tests.protocol_clients.rest import Rest
+from tests.waiting import wait_until
+from tests.workers.shared_ports import WHO, Workers, ready
 from triglot.pb.tfserving import management_pb2, model_server_config_pb2
-from waiting import wait_until
 
 ENVIRONMENT = {
     "TRIGLOT_HOST": "127.0.0.1",

@@ -1,4 +1,4 @@
-"""Records what stock clients send in storms: `python tests/transports/recordings/record.py --help`.
+"""Records what stock clients send in storms: `python -m tests.transports.recordings.record --help`.
 
 A server that answers no call listens on one port, a proxy that writes down what a client sends on another.
 Each file holds the bytes of one connection, the one with most, from its beginning, as pieces of the size in which
@@ -16,11 +16,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+from tests.transports.h2_peers import opened
+
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
-
-from h2_peers import opened  # noqa: E402 - it lies beside this folder.
-
 SECONDS = 120
 PIECE = 64 * 1024
 JARS = "/usr/share/java/*"
