@@ -15,13 +15,13 @@ import grpc
 import pytest
 
 import triglot
-from tests.forked import compiled_build
 from tests.process import (
     FREE_PORTS,
     IDENTITY,
     SECONDS,
     Triglot,
     clean_environment,
+    compiled_build,
     is_listening,
     run_triglot,
     unused_ports,
@@ -113,7 +113,7 @@ def test_help_lists_every_option_in_its_group_with_its_value_and_default() -> No
         default = re.escape(f" (default: {default_text(option)})") if default_text(option) else ""
         pattern = rf"^  {flag}(?:{both})\s+\S.*{default}$"
         assert re.search(pattern, completed.stdout, re.MULTILINE), flag
-    assert "VALUE" not in completed.stdout
+    assert " VALUE" not in completed.stdout
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,7 @@ async def test_it_lists_models_operations_and_schemas(url: str) -> None:
                 "AI Platform and Vertex AI",
                 "grps",
                 "MLflow",
+                "Traffic",
                 "Monitor",
             ),
             "Schemas",

@@ -139,7 +139,7 @@ async def test_operations_have_names_of_their_own_and_their_protocols() -> None:
 async def test_a_server_with_some_protocols_has_their_routes_and_schemas_only() -> None:
     async with holding({"echo": Echo()}, protocols="kserve") as client:
         document = await client.document()
-    assert {tag["name"] for tag in document["tags"]} == {"KServe V2", "Monitor"}
+    assert {tag["name"] for tag in document["tags"]} == {"KServe V2", "Traffic", "Monitor"}
     assert not any(name.startswith(("Grps", "Predict")) for name in document["components"]["schemas"])
     assert "InferRequest" in document["components"]["schemas"]
 

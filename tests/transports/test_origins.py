@@ -107,6 +107,7 @@ async def test_the_rows_have_all_that_clients_may_change(here: ChangingServer) -
         "POST /v2/repository/models/half/load",
         "POST /v2/repository/models/half/unload",
         "POST /v2/logging",
+        "POST /v2/models/half/traffic",
         "POST /v2/trace/setting",
         "POST /v2/models/half/trace/setting",
         "POST /v2/models/half/versions/1/trace/setting",

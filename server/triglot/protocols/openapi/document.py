@@ -25,10 +25,11 @@ TAGS = {
     "tfserving": "TensorFlow Serving",
     "grps": "grps",
     "mlflow": "MLflow",
+    "traffic": "Traffic",
     "monitor": "Monitor",
 }
 """Names of groups, by a row's protocol, unless the operation has its own."""
-ORDER = ("KServe V2", "TensorFlow Serving", AI_PLATFORM, "grps", "MLflow", "Monitor")
+ORDER = ("KServe V2", "TensorFlow Serving", AI_PLATFORM, "grps", "MLflow", "Traffic", "Monitor")
 """Order of the groups."""
 _VARIABLES: Mapping[str, Schema] = {
     "model": {"schema": {"type": "string"}, "description": "Name of the model"},
