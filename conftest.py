@@ -4,7 +4,6 @@ import os
 
 pytest_plugins = [
     "tests.transports.grpc_transport",
-    "tests.forked",
     "tests.executors.ray_nodes",
     "tests.json_libraries",
 ]

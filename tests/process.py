@@ -18,7 +18,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.forked import READ_LATE, Forked, compiled_build, modules_of
 from tests.transports import grpc_transport
 from triglot.testing.process import Lines, Process
 
@@ -27,7 +26,15 @@ SECONDS = 60
 PLAIN_MODELS = Path(__file__).parent / "models_plain"
 """A repository of small models: sums, text, a stream, and an identity of each datatype."""
 FREE_PORTS = ("--grpc-port", "0", "--rest-port", "0")
+BUILD_VARIABLE = "COMPILED_BUILD"
+"""Names the folder of the compiled build that is tested, if it is (Makefile)."""
 LISTENING = re.compile(r"gRPC on 127\.0\.0\.1:(\d+) and REST on 127\.0\.0\.1:(\d+) in \d+\.\d\d s")
+
+
+def compiled_build() -> dict[str, str]:
+    """Return the variable by which a process of the tests finds the compiled build, if that is tested."""
+    folder = os.environ.get(BUILD_VARIABLE)
+    return {"PYTHONPATH": folder} if folder else {}
 
 
 def clean_environment(**extra: str) -> dict[str, str]:
@@ -61,13 +68,8 @@ def start_python(
     python: str | Path = sys.executable,
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
-) -> subprocess.Popen[str] | Forked:
-    """Start `python ARGUMENTS`: forked if its libraries are slow to import, and read no variable then."""
-    extra = environment or {}
-    modules = modules_of(python) if all(name.startswith(READ_LATE) for name in extra) else ()
-    # Coverage is measured from the interpreter's start.
-    if modules and "COVERAGE_PROCESS_CONFIG" not in os.environ:
-        return Forked(arguments, clean_environment(**extra), folder or Path.cwd(), str(python))
+) -> subprocess.Popen[str]:
+    """Start `python ARGUMENTS`, with pipes of text."""
     return subprocess.Popen(
         [str(python), *arguments],
         cwd=folder,
@@ -75,7 +77,7 @@ def start_python(
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        env=clean_environment(**extra),
+        env=clean_environment(**(environment or {})),
     )
 
 
@@ -114,7 +116,7 @@ def run_triglot(
     return outcome(start_python(triglot_command(arguments, before)[1:], environment=environment))
 
 
-def outcome(process: subprocess.Popen[str] | Forked, seconds: float = SECONDS) -> subprocess.CompletedProcess[str]:
+def outcome(process: subprocess.Popen[str], seconds: float = SECONDS) -> subprocess.CompletedProcess[str]:
     """Wait for a process to end; returns its output and exit status. It is killed after `seconds`."""
     assert process.stdout is not None
     assert process.stderr is not None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.forked import BUILD_VARIABLE
+from tests.process import BUILD_VARIABLE
 
 SERVER = Path(__file__).resolve().parents[1] / "server"
 

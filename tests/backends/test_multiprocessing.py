@@ -140,8 +140,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         write(folder / name, {"config.pbtxt": config, "1/model.py": computes + TRITON})
     toml = 'prediction_class = "squares.Squares"\n'
     write(folder / "predictor", {"predictor.toml": toml, "squares.py": computes + PREDICTOR})
-    # A variable that Python reads at its start: the server and its processes are not forked, but as for users.
-    with Triglot(folder, *FREE_PORTS, "--drain-delay", "0", environment={"PYTHONUNBUFFERED": "1"}) as process:
+    with Triglot(folder, *FREE_PORTS, "--drain-delay", "0") as process:
         yield Rest(process.ports()[1])
         process.stop()
 

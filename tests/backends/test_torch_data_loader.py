@@ -43,8 +43,7 @@ class Reads(triglot.Model):
 def test_its_workers_find_the_dataset(tmp_path: Path) -> None:
     for execution in ("thread", "process"):
         write_model(tmp_path / execution, MODEL.format(execution=execution))
-    # A variable that Python reads at its start: the server is not forked, but started as for users.
-    with Triglot(tmp_path, *FREE_PORTS, "--drain-delay", "0", environment={"PYTHONUNBUFFERED": "1"}) as server:
+    with Triglot(tmp_path, *FREE_PORTS, "--drain-delay", "0") as server:
         rest = Rest(server.ports()[1])
         for execution in ("thread", "process"):
             status, answer = rest.infer(execution, 4)

@@ -30,7 +30,6 @@ import yaml
 from google.protobuf import text_format
 
 from tests import environments
-from tests.forked import Forked
 from tests.process import Triglot, clean_environment, outcome, start_python
 from triglot.cli.main import command_line
 from triglot.cli.serve import start
@@ -245,7 +244,7 @@ def _end(server: Triglot) -> None:
             raise
 
 
-def _printed(process: subprocess.Popen[str] | Forked) -> str:
+def _printed(process: subprocess.Popen[str]) -> str:
     done = outcome(process, RUN_SECONDS)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from functools import cache
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 from tests.e2e.client_scripts import CLIENTS, RUN_SECONDS, ClientScript, ReportOf, script_tests
 from tests.e2e.server_process import ServerProcess
-from tests.process import clean_environment, outcome, start_python, write_model
+from tests.process import outcome, start_python, write_model
 
 # The servers and the clients have libraries of their own: another environment of these tests changes nothing.
 pytestmark = pytest.mark.newest
@@ -45,15 +44,5 @@ def test_client_and_server_in_one_process(first: str, tensorflow: Path, models: 
     write_model(tmp_path / "square", SQUARE)
     paths = CLIENTS / "tfs_one_process.py", first, models / "half_plus_three", tmp_path / "square"
     arguments = list(map(str, paths))
-    if first == "client":  # It is forked from a process that has imported it.
-        done = outcome(start_python(arguments, tensorflow), RUN_SECONDS)
-    else:
-        done = subprocess.run(
-            [str(tensorflow), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=RUN_SECONDS,
-            env=clean_environment(),
-            check=False,
-        )
+    done = outcome(start_python(arguments, tensorflow), RUN_SECONDS)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr

@@ -24,8 +24,6 @@ class Modules(triglot.Model):
     def infer(self, inputs):
         return {"names": sorted(sys.modules)}
 """
-NEW = {"PYTHONSAFEPATH": "1"}
-"""A variable that the interpreter reads at its start, so that the server is a new process, see `forked`."""
 LIBRARIES = (
     "aiohttp",
     "flask",
@@ -77,7 +75,7 @@ def imported(port: int, name: str) -> set[str]:
 
 def test_server_imports_what_is_asked_for(tmp_path: Path) -> None:
     served(tmp_path, "plain")
-    with Triglot(tmp_path, *FREE_PORTS, environment=NEW) as server:
+    with Triglot(tmp_path, *FREE_PORTS) as server:
         port = server.ports()[1]
         at_rest = imported(port, "plain")
         assert UNUSED & at_rest == set()
@@ -90,14 +88,14 @@ def test_server_imports_what_is_asked_for(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="needs processes")
 def test_process_of_a_model_imports_no_server(tmp_path: Path) -> None:
     served(tmp_path, "apart", 'parameters { key: "execution" value { string_value: "process" } }')
-    with Triglot(tmp_path, *FREE_PORTS, environment=NEW) as server:
+    with Triglot(tmp_path, *FREE_PORTS) as server:
         found = imported(server.ports()[1], "apart")
     assert (UNUSED | {"triglot.server", "triglot.cli", "uvloop", "google.protobuf"}) & found == set()
 
 
 def test_worker_imports_what_is_asked_for(tmp_path: Path) -> None:
     served(tmp_path, "plain")
-    with Triglot(tmp_path, *FREE_PORTS, "--workers", "2", environment=NEW) as server:
+    with Triglot(tmp_path, *FREE_PORTS, "--workers", "2") as server:
         found = imported(server.ports()[1], "plain")
     assert "triglot.workers.link" in found
     assert (UNUSED - {"triglot.workers"} | {"triglot.workers.supervisor"}) & found == set()

@@ -6,8 +6,7 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from tests.executors.reporting_models import (
     code,
     reporting,
 )
-from tests.forked import as_new_programs
 from tests.recorded_calls import unsent_spans
 from tests.waiting import until
 from triglot import Call, NotFound, ServingError
@@ -39,19 +37,15 @@ TWO = ModelConfig(parameters={"greeting": "hello"})
 TWO_INSTANCES = "\nReporting.instances = 2\n"
 
 
-@pytest.mark.parametrize("start", [nullcontext, as_new_programs])
-async def test_each_instance_is_a_process_of_its_own(
-    tmp_path: Path, start: Callable[[], AbstractContextManager[None]]
-) -> None:
-    with start():
-        async with reporting(tmp_path, more=TWO_INSTANCES) as served:
-            touch = "(folder / f'in-{os.getpid()}').touch()"
-            gate = f"{touch}\nwhile len(list(folder.glob('in-*'))) < 2: time.sleep(0.005)"
-            answers = await asyncio.gather(*(served.ask(f"{gate}\nanswer = os.getpid()") for _ in range(2)))
-            assert len({*answers, str(os.getpid())}) == 3
-            assert sorted(answers) == sorted(children())
-            assert served.servable.alive
-            assert served.readings()["processes"] == 2
+async def test_each_instance_is_a_process_of_its_own(tmp_path: Path) -> None:
+    async with reporting(tmp_path, more=TWO_INSTANCES) as served:
+        touch = "(folder / f'in-{os.getpid()}').touch()"
+        gate = f"{touch}\nwhile len(list(folder.glob('in-*'))) < 2: time.sleep(0.005)"
+        answers = await asyncio.gather(*(served.ask(f"{gate}\nanswer = os.getpid()") for _ in range(2)))
+        assert len({*answers, str(os.getpid())}) == 3
+        assert sorted(answers) == sorted(children())
+        assert served.servable.alive
+        assert served.readings()["processes"] == 2
     assert served.files("closed") == sorted(f"closed-{pid}" for pid in answers)
     assert children() == []
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.executors.reporting_models import children, reporting
-from tests.forked import fork_server
 from tests.waiting import until
 from triglot import Unavailable
 from triglot.executors.remote.pool import RestartPolicy
@@ -32,7 +31,6 @@ def left() -> dict[str, int]:
 
 
 async def test_nothing_is_left_of_processes_that_crash(tmp_path: Path) -> None:
-    fork_server()  # It keeps a socket.
     at_first = left()
     policy = RestartPolicy(first_delay=0.0, longest_delay=0.0)
     async with reporting(tmp_path, policy=policy, more=f"\nReporting.instances = {INSTANCES}\n") as served:

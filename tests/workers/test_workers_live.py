@@ -199,8 +199,7 @@ def test_one_port_for_everything_is_shared_too(tmp_path: Path) -> None:
     port, _ = unused_ports()
     arguments = (tmp_path, "--workers", "2", "--grpc-port", str(port), "--rest-port", str(port))
     options = ("--grpc-transport", "h2", "--drain-delay", "0")
-    # The variable is read at a program's start: this one and its workers are new ones, as for users, not forked.
-    with Triglot(*arguments, *options, environment={"PYTHONUNBUFFERED": "1"}) as workers:
+    with Triglot(*arguments, *options) as workers:
         workers.stderr.wait_for(rf"gRPC on 127\.0\.0\.1:{port} and REST on the same port")
         with grpc_channel(port) as channel:
             assert infer(channel, "one", 3) == 3
