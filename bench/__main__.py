@@ -23,6 +23,7 @@ BENCHES: tuple[tuple[str, Sequence[str]], ...] = (
     ("ray", ()),
     ("mlserver", ()),
     ("builds", ()),
+    ("shadow", ()),
 )
 USUAL = ("lifecycle", PAGE)
 ALL = "all"

@@ -230,8 +230,8 @@ class _Tensor:
     shape: list[int]
     contents: memoryview
 
-    def row(self) -> np.dtype[Any]:
-        """Return the dtype. Raise `ValueError` for a datatype that is not known."""
+    def dtype(self) -> np.dtype[Any]:
+        """Return the dtype of the datatype. Raise `ValueError` for a datatype that is not known."""
         if self.datatype not in DATATYPES:
             raise ValueError(f"output {self.name!r}: unknown datatype {self.datatype!r}")
         return DATATYPES[self.datatype].dtype
@@ -254,7 +254,7 @@ def _tensor(data: memoryview) -> _Tensor:
 
 
 def _raw_array(tensor: _Tensor, data: memoryview) -> Array:
-    dtype = tensor.row()
+    dtype = tensor.dtype()
     count = _count(tensor.shape)
     if tensor.datatype == "BYTES":
         return object_array(unpack_bytes(data, count), tensor.shape)
@@ -287,7 +287,7 @@ _TYPED: Final[Mapping[int, tuple[Literal["varint", "f4", "f8"], bool]]] = {
 
 def _typed_array(tensor: _Tensor) -> Array:
     """Return the array of an output with typed contents, as some servers send it."""
-    dtype, elements = tensor.row(), []
+    dtype, elements = tensor.dtype(), []
     found: dict[int, list[Any]] = {}
     for number, value in _fields(tensor.contents):
         if number == 8:
