@@ -77,6 +77,8 @@ async def test_levels_without_number_leave_nothing_behind() -> None:
     model = Batched(batching, open_gate=False, max_batch_size=1)
     site = Site(model)
     priorities = [*range(100, 0, -1), 2**64 - 1, 0]
+    gc.collect()
+    others = [tracked for tracked in gc.get_objects() if type(tracked) is Level]
     for _ in range(2):
         model.close_point("infer")
         model.batches.clear()
@@ -88,7 +90,8 @@ async def test_levels_without_number_leave_nothing_behind() -> None:
         model.open_point("infer")
         await asyncio.gather(busy, *tasks)
         assert model.batches == [[0], *([at] for at in range(100, 0, -1)), [102], [101]]
-        assert sum(type(tracked) is Level for tracked in gc.get_objects()) <= MAX_EMPTY_LANES
+        kept = sum(type(tracked) is Level for tracked in gc.get_objects()) - len(others)
+        assert kept <= MAX_EMPTY_LANES
     await site.servable.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import struct
 import sys
@@ -85,6 +86,8 @@ class Instance:
         with self._listener:
             connection = accept(self._listener, self._secret, 2 * CONNECT_SECONDS)
         self._used.set()
+        # Ray's handler raises SystemExit, which would fail the model's call and leave the actor running.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         watch(connection)
         seconds = struct.pack("ll", SILENCE_SECONDS, 0)  # Limits only receiving, unlike `settimeout`.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, seconds)
