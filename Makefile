@@ -17,6 +17,8 @@ serve:  ## Serve the demo models; MODELS=PATH serves yours, ARGS adds options, B
 
 # Tests wait for processes of their own now and then: three workers more than there are cores keep these at work.
 WORKERS ?= $(shell expr $$(nproc) + 3)
+# A file's tests share servers; the files are begun in the order in which they are collected.
+DIST = --dist loadfile --no-loadscope-reorder
 
 # What the oldest libraries that are admitted could break: contracts, codecs, backends, and that every client works.
 WITH_OLDEST = tests/cases tests/core tests/model tests/pb tests/protocols tests/backends tests/cli \
@@ -33,7 +35,7 @@ test test-oldest: export OPENBLAS_NUM_THREADS = 1
 test:  ## Every test; ARGS="-n 0" to debug, COVERAGE=1 to print what they reach, EXAMPLES=N to try more of each property.
 	@python="$(call environment,dev)" && \
 	$(if $(filter compiled,$(BUILD)),export COMPILED_BUILD="$(call compiled)" && export PYTHONPATH="$$COMPILED_BUILD" &&) \
-	"$$python" $(PYTEST) -n $(WORKERS) --dist loadfile $(ARGS) \
+	"$$python" $(PYTEST) -n $(WORKERS) $(DIST) $(ARGS) \
 	$(if $(COVERAGE),&& "$$python" -m coverage combine --quiet && "$$python" -m coverage report)
 
 fuzz:  ## The same random inputs for the plain and the compiled build, for SECONDS; ARGS="--seed N" for others.
@@ -42,7 +44,7 @@ fuzz:  ## The same random inputs for the plain and the compiled build, for SECON
 
 test-oldest:  ## The tests of contracts, codecs and backends, with the oldest libraries that are admitted.
 	@python="$(call environment,oldest)" && \
-	"$$python" -m pytest -n $(WORKERS) --dist loadfile --grpc-transport aio -m "not newest" $(WITH_OLDEST) $(ARGS)
+	"$$python" -m pytest -n $(WORKERS) $(DIST) --grpc-transport aio -m "not newest" $(WITH_OLDEST) $(ARGS)
 
 check:  ## Lint, types, and that generated files are what their sources make.
 	@python="$(call environment,dev)" && set -ex && \

@@ -2,6 +2,8 @@
 
 import os
 
+import pytest
+
 pytest_plugins = [
     "tests.transports.grpc_transport",
     "tests.executors.ray_nodes",
@@ -20,3 +22,8 @@ else:
         suppress_health_check=[HealthCheck.too_slow],
     )
     settings.load_profile("untimed")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let long tests begin first: else the run ends with one worker that is at them, and others that wait."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)

@@ -51,6 +51,7 @@ def test_a_file_that_only_names_them(tmp_path: Path) -> None:
     assert backends.load("python", file).infer({"x": 1}) == {"x": 1}
 
 
+@pytest.mark.long
 @pytest.mark.newest
 @pytest.mark.parametrize(
     ("name", "files"),

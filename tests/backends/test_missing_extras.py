@@ -172,6 +172,7 @@ NEEDS_A_COMPILER = {FOLDER / "test_torch_compiled.py"} if shutil.which("g++") is
 
 
 # They have libraries of their own: another environment of these tests changes nothing.
+@pytest.mark.long
 @pytest.mark.newest
 @pytest.mark.parametrize(
     "environment", [pytest.param("ml", marks=without("sklearn")), pytest.param("torch", marks=without("torch"))]

@@ -54,12 +54,14 @@ def test_invalid_file(tmp_path: Path, values: object, text: str) -> None:
 
 @pytest.mark.skipif(find_spec("mlflow") is not None, reason="this environment has the library")
 # They have libraries of their own: another environment of these tests changes nothing.
+@pytest.mark.long
 @pytest.mark.newest
 def test_they_hold_with_the_libraries() -> None:
     check_tests("mlflow", *sorted(set(FOLDER.glob("test_mlflow*.py")) - {Path(__file__)}))
 
 
 @pytest.mark.skipif(find_spec("mlflow") is not None, reason="this environment has the library")
+@pytest.mark.long
 @pytest.mark.newest  # As above.
 @pytest.mark.parametrize("environment", ["torch", "tensorflow"])
 def test_networks(environment: str) -> None:

@@ -16,6 +16,7 @@ FILES = {
 """By the environment that they need."""
 
 
+@pytest.mark.long
 @pytest.mark.newest
 @pytest.mark.parametrize(("environment", "files"), FILES.items())
 def test_they_hold(environment: str, files: tuple[str, ...]) -> None:

@@ -66,6 +66,7 @@ def test_a_cluster_that_cannot_be_reached(tmp_path: Path) -> None:
 
 @without_ray
 # It has libraries of its own: another environment of these tests changes nothing.
+@pytest.mark.long
 @pytest.mark.newest
 def test_they_hold_with_ray() -> None:
     """In one process, whose cluster they share; the bench is last, because of what Ray Serve leaves there."""

@@ -29,6 +29,7 @@ async def test_the_error_says_what_to_install(tmp_path: Path, caplog: pytest.Log
     assert text in caplog.text
 
 
+@pytest.mark.long
 @pytest.mark.newest
 def test_they_hold_with_the_library() -> None:
     check_tests("signatures", Path(__file__).with_name("test_signatures.py"))
