@@ -1,0 +1,185 @@
+"""The clients: how each is started, what it lacks, and the run of the table of cases through one of them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests import environments
+from tests.e2e.foreign.cases import Case, Json
+from tests.e2e.server_process import ServerProcess
+from tests.process import PLAIN_MODELS, clean_environment
+from tests.transports.tls_server import Authority
+
+PROGRAMS = Path(__file__).parent / "programs"
+MODELS = Path(__file__).parent / "models"
+SECONDS = 120
+Command = Callable[[], tuple[list[str], dict[str, str]]]
+"""Returns a command line and variables of its environment; skips the test where something is not installed."""
+
+
+@dataclass(frozen=True)
+class Connection:
+    """What a client connects to: `address` is HOST:PORT or unix:PATH, and three are PEM files."""
+
+    address: str
+    ca: str = ""
+    certificate: str = ""
+    key: str = ""
+    keepalive_ms: int = 0
+    retries: bool = False
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A client cannot pass a case: why, and a text of what it does instead."""
+
+    reason: str
+    observed: str
+
+
+@dataclass(frozen=True, eq=False)
+class Client:
+    """A client's program, and the cases that it cannot pass."""
+
+    name: str
+    command: Command
+    limits: Mapping[str, Limit] = field(default_factory=dict)
+
+    @contextmanager
+    def calling(self, connection: Connection) -> Iterator[Callable[[Json], Json]]:
+        """Run the program; what is yielded makes a call."""
+        command, environment = self.command()
+        process = subprocess.Popen(
+            [*command, json.dumps(asdict(connection))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            env=clean_environment(**environment),
+        )
+        requests, results = process.stdin, process.stdout
+        assert requests is not None
+        assert results is not None
+
+        def call(request: Json) -> Json:
+            print(json.dumps(request), file=requests, flush=True)
+            overdue = threading.Timer(SECONDS, process.kill)
+            overdue.start()
+            line = results.readline()
+            overdue.cancel()
+            assert line, f"{self.name} ended with status {process.wait()} in {request['method']}"
+            result: Json = json.loads(line)
+            return result
+
+        with process:
+            try:
+                yield call
+                requests.close()
+                assert process.wait(SECONDS) == 0
+            finally:
+                process.kill()
+
+
+Outcomes = dict[str, list[Json]]
+"""The results of each case's calls, by its name; a case is missing if the program ended in its calls."""
+
+
+def run_cases(client: Client, connection: Connection, cases: list[Case]) -> Outcomes:
+    """Make the calls of each case on one connection."""
+    outcomes: Outcomes = {}
+    with client.calling(connection) as call:
+        for case in cases:
+            outcomes[case.name] = [call(request) for request in case.calls]
+    return outcomes
+
+
+def check(client: Client, case: Case, results: list[Json]) -> None:
+    """Raise `AssertionError` if a case's results are not as they have to be, or not as the client's limit says."""
+    limit = client.limits.get(case.name)
+    if limit is None:
+        case.check(results)
+    else:
+        with pytest.raises(AssertionError, match=re.escape(limit.observed)):
+            case.check(results)
+
+
+# --- servers ---
+
+
+@contextmanager
+def connections(folder: Path) -> Iterator[dict[str, Connection]]:
+    """Run the servers that the cases need; yields the connections by the names that `Case.over` has."""
+    authority = Authority(folder)
+    files = [f"--{name.replace('_', '-')}={file}" for name, file in authority.server(mutual=True).items()]
+    issued = authority.ca.issue_cert("client")
+    certificate, key = folder / "client.pem", folder / "client.key"
+    certificate.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+    issued.private_key_pem.write_to_path(key)
+    ca, socket = str(folder / "ca.pem"), folder / "grpc.sock"
+    with ExitStack() as stack:
+
+        def address(*arguments: str) -> str:
+            loaded = "--load-model=identity_uint8,token_stream,steps,seen,failing"
+            server = ServerProcess(
+                str(PLAIN_MODELS), str(MODELS), "--model-control-mode=explicit", loaded, *arguments
+            )
+            return stack.enter_context(server).grpc_address
+
+        plain = address(f"--grpc-socket={socket}", "--grpc-compression=gzip")
+        yield {
+            "plain": Connection(plain),
+            "unix": Connection(f"unix:{socket}"),
+            "keepalive": Connection(plain, keepalive_ms=1000),
+            "tls": Connection(address(*files[:2]), ca),
+            "mtls": Connection(address(*files, "--tls-client-auth=required"), ca, str(certificate), str(key)),
+            "aging": Connection(address("--max-connection-age=1")),
+        }
+
+
+# --- clients ---
+
+
+def _python(environment: str, program: str) -> Command:
+    def command() -> tuple[list[str], dict[str, str]]:
+        python = sys.executable if environment == "dev" else str(environments.python(environment))
+        return [python, str(PROGRAMS / program)], {}
+
+    return command
+
+
+def _node(program: str) -> Command:
+    def command() -> tuple[list[str], dict[str, str]]:
+        node = _need("node", "nodejs npm")
+        return [node, str(PROGRAMS / program)], {"NODE_PATH": str(environments.node_modules("foreign_node"))}
+
+    return command
+
+
+def _need(program: str, packages: str) -> str:
+    """Return the path of a program; skips the test, naming Debian's packages, where it is not installed."""
+    found = shutil.which(program)
+    if found is None:
+        pytest.skip(f"{program} is not installed: apt install {packages}")
+    return found
+
+
+NOT_CLOSED = "'int_contents': [0]"
+CLIENTS = [
+    Client("grpcio", _python("dev", "grpc_client.py")),
+    Client(
+        "grpc-js",
+        _node("grpc_js.js"),
+        {"leave in mid-stream": Limit("`break` in a `for await` does not cancel the call", NOT_CLOSED)},
+    ),
+]

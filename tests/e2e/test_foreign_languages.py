@@ -1,0 +1,44 @@
+"""Clients of other languages and libraries: each case of the table, with each client, over both transports."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from functools import cache
+
+import pytest
+
+from tests.e2e.foreign.cases import cases
+from tests.e2e.foreign.clients import CLIENTS, Client, Connection, Outcomes, check, connections, run_cases
+
+pytestmark = pytest.mark.both_transports
+
+Run = Callable[[Client], Outcomes]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """Returns the results of all cases with a client; it runs when it is first asked for."""
+    with connections(tmp_path_factory.mktemp("foreign")) as opened:
+        yield cache(lambda client: run_over_each(client, opened))
+
+
+def run_over_each(client: Client, opened: dict[str, Connection]) -> Outcomes:
+    table = list(cases(f"{client.name} {uuid.uuid4()}"))
+    outcomes: Outcomes = {}
+    for name, connection in opened.items():
+        outcomes |= run_cases(client, connection, [case for case in table if name in case.over])
+    return outcomes
+
+
+@pytest.mark.parametrize("name", [case.name for case in cases("")])
+@pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
+def test_case(client: Client, name: str, run: Run) -> None:
+    results = run(client)[name]
+    (case,) = (case for case in cases("") if case.name == name)
+    check(client, case, results)
+
+
+@pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
+def test_limits_are_of_cases(client: Client) -> None:
+    assert set(client.limits) <= {case.name for case in cases("")}
