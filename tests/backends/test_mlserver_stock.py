@@ -394,7 +394,9 @@ def test_errors_metrics_and_pages(served: Served) -> None:
         text = response.read().decode()
     for line in (
         'model_infer_request_failure_total{model="cats",version="1"} 1.0',
-        'rest_server_requests_total{app_name="mlserver",path="/v2/models/{model_name}/infer",status_code="404"}',
+        'rest_server_requests_total{app_name="mlserver",method="POST",'
+        'path="/v2/models/{model_name}/infer",status_code="404"} 1.0',
+        'rest_server_requests_in_progress{app_name="mlserver",method="POST"} 0.0',
         'grpc_server_handled_total{grpc_code="OK",grpc_method="ModelInfer",'
         'grpc_service="inference.GRPCInferenceService",grpc_type="UNARY"}',
     ):

@@ -323,6 +323,7 @@ class Endpoint:
         "method",
         "protocol",
         "refusals",
+        "route",
         "rpc",
     )
 
@@ -341,6 +342,8 @@ class Endpoint:
         self._observers = observers
         self.rpc = method
         """Full name of the method, if this is gRPC."""
+        self.route = "", ""
+        """Verb and path of the method's first route, if this is REST."""
         self.protocol = protocol
         self.entrypoint = entrypoint
         self.method = method

@@ -43,6 +43,8 @@ VERSIONS = {OPEN_METRICS: ("", "1.0.0"), "text/plain": ("", "0.0.4", "1.0.0")}
 """The formats that can be asked for; other ones are passed over."""
 BY_METHOD = ("protocol", "entrypoint", "method", "model", "version")
 BY_MODEL = ("model", "version")
+PROBES = ("/v2/health/live", "/v2/health/ready")
+"""Paths that MLServer does not count."""
 BUILD = {"version": __version__, "python": platform.python_version()}
 QUANTILES = {"0.5": 5000, "0.9": 9000, "0.99": 9900}
 _SECONDS = [f"{limit / 1e6:.6g}" for limit in LATENCY_LIMITS[1::2]] + ["+Inf"]
@@ -296,6 +298,13 @@ def _mlserver(
     calls: Sequence[tuple[Endpoint, Kind, CallStats]], endpoints: Sequence[Endpoint]
 ) -> Iterator[Metric]:
     """Yield metrics with MLServer's names and labels."""
+    running = [call for call in calls if call[1].version != ENDED]
+    yield from _mlserver_models(running)
+    yield from _mlserver_rest(running, endpoints)
+    yield from _mlserver_grpc(running, endpoints)
+
+
+def _mlserver_models(calls: Sequence[tuple[Endpoint, Kind, CallStats]]) -> Iterator[Metric]:
     outcomes = {
         outcome: CounterMetricFamily(
             f"model_infer_request_{outcome}", f"Inference requests that ended in {outcome}.", labels=BY_MODEL
@@ -304,23 +313,10 @@ def _mlserver(
     }
     counts: dict[str, Counter[Labels]] = {outcome: Counter() for outcome in outcomes}
     models: dict[Labels, Histogram] = {}
-    rest: dict[Labels, Histogram] = {}
-    grpc: dict[Labels, Histogram] = {}
-    handled: Counter[Labels] = Counter()
     for endpoint, kind, stats in calls:
-        if kind.version == ENDED:
-            continue
-        latency = stats.latency
         if endpoint.inference and kind.model:
-            counts["success" if kind.code is Code.OK else "failure"][_model(kind)] += latency.count
-            _merge(models, _model(kind), latency)
-        if endpoint.entrypoint == "REST":
-            status = 200 if kind.code is Code.OK else STATUS_OF[kind.code]
-            _merge(rest, ("mlserver", _mlserver_path(endpoint), str(status)), latency)
-        else:
-            rpc = _rpc(endpoint)
-            handled[*rpc, kind.code.name] += latency.count
-            _merge(grpc, rpc, latency)
+            counts["success" if kind.code is Code.OK else "failure"][_model(kind)] += stats.latency.count
+            _merge(models, _model(kind), stats.latency)
     for outcome, family in outcomes.items():
         for labels, count in counts[outcome].items():
             family.add_metric(labels, count)
@@ -331,31 +327,57 @@ def _mlserver(
         duration.add_sample(f"{duration.name}_count", named, histogram.count)
         duration.add_sample(f"{duration.name}_sum", named, histogram.sum / 1e6)
     yield duration
-    by_path = ("app_name", "path", "status_code")
+
+
+def _mlserver_rest(
+    calls: Sequence[tuple[Endpoint, Kind, CallStats]], endpoints: Sequence[Endpoint]
+) -> Iterator[Metric]:
+    times: dict[Labels, Histogram] = {}
+    for endpoint, kind, stats in calls:
+        verb, path = endpoint.route
+        if endpoint.entrypoint == "REST" and path not in PROBES:
+            path = path.replace("{model}", "{model_name}").replace("{version}", "{model_version}")
+            status = 200 if kind.code is Code.OK else STATUS_OF[kind.code]
+            _merge(times, ("mlserver", verb, path, str(status)), stats.latency)
+    by_path = ("app_name", "method", "path", "status_code")
     requests = CounterMetricFamily("rest_server_requests", "Finished REST calls.", labels=by_path)
-    for labels, histogram in rest.items():
+    for labels, histogram in times.items():
         requests.add_metric(labels, histogram.count)
     yield requests
-    yield _times("rest_server_request_duration", "Latency of REST calls.", by_path, rest)
+    yield _times("rest_server_request_duration", "Latency of REST calls.", by_path, times)
+    in_flight: Counter[str] = Counter()
+    for endpoint in endpoints:
+        if endpoint.entrypoint == "REST":
+            in_flight[endpoint.route[0]] += endpoint.in_flight
+    running = GaugeMetricFamily("rest_server_requests_in_progress", "Running REST calls.", labels=by_path[:2])
+    for verb, count in in_flight.items():
+        running.add_metric(("mlserver", verb), count)
+    yield running
+
+
+def _mlserver_grpc(
+    calls: Sequence[tuple[Endpoint, Kind, CallStats]], endpoints: Sequence[Endpoint]
+) -> Iterator[Metric]:
+    times: dict[Labels, Histogram] = {}
+    handled: Counter[Labels] = Counter()
+    for endpoint, kind, stats in calls:
+        if endpoint.entrypoint != "REST":
+            rpc = _rpc(endpoint)
+            handled[*rpc, kind.code.name] += stats.latency.count
+            _merge(times, rpc, stats.latency)
     by_rpc = ("grpc_type", "grpc_service", "grpc_method")
     started = CounterMetricFamily("grpc_server_started", "Started gRPC calls.", labels=by_rpc)
     for endpoint in endpoints:
         if endpoint.entrypoint != "REST":
             rpc = _rpc(endpoint)
-            finished = grpc[rpc].count if rpc in grpc else 0
+            finished = times[rpc].count if rpc in times else 0
             started.add_metric(rpc, finished + endpoint.in_flight)
     yield started
     family = CounterMetricFamily("grpc_server_handled", "Finished gRPC calls.", labels=(*by_rpc, "grpc_code"))
     for labels, count in handled.items():
         family.add_metric(labels, count)
     yield family
-    yield _times("grpc_server_handling", "Latency of gRPC calls.", by_rpc, grpc)
-
-
-def _mlserver_path(endpoint: Endpoint) -> str:
-    """Return the path of a route with the names that MLServer gives its variables."""
-    path = f"/v2/models/{{model}}/{endpoint.method}" if endpoint.method == "infer" else endpoint.method
-    return path.replace("{model}", "{model_name}").replace("{version}", "{model_version}")
+    yield _times("grpc_server_handling", "Latency of gRPC calls.", by_rpc, times)
 
 
 def _rpc(endpoint: Endpoint) -> Labels:

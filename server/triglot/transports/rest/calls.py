@@ -389,6 +389,8 @@ class HttpCalls:
         for route in routes:
             is_inference = route.operation is Operation.INFER
             endpoint = telemetry.endpoint(route.protocol, "REST", route.method, inference=is_inference)
+            if not endpoint.route[0]:
+                endpoint.route = route.verb, route.template
             self._router.add(route, endpoint)
         self.loop = asyncio.get_running_loop()
         self.clock = Clock()
