@@ -21,7 +21,7 @@ pytest.importorskip("mlflow", reason="the mlflow environment has it")
 import pandas as pd
 
 from tests.backends.mlflow_models import SAVED, example, invoke, predict, save
-from tests.process import FREE_PORTS, SECONDS, Triglot
+from tests.process import FREE_PORTS, PLAIN_MODELS, SECONDS, Triglot
 from tests.protocol_clients.channel import grpc_channel, rpc
 from tests.protocol_clients.rest import Rest
 from triglot import backends
@@ -285,9 +285,21 @@ def test_path_names_a_model_if_several_are_served(served: Served) -> None:
     assert (status, answer["error_code"]) == (404, "RESOURCE_DOES_NOT_EXIST")
 
 
+def test_path_names_no_model_if_only_one_is_mlflows(served: Served) -> None:
+    """As on MLServer, where the rows are those of a model of its MLflow runtime."""
+    folder = served.folder / "sklearn"
+    body = json.dumps({"dataframe_records": [ROW]})
+    with Triglot(folder, PLAIN_MODELS / "half_plus_three", *FREE_PORTS, "--drain-delay", "0") as server:
+        _, port = server.ports()
+        answer = post(port, "/invocations", body, "application/json")
+        assert answer == (200, invoke(folder, body, "application/json"))
+        server.stop()
+
+
 def test_ping_and_version(served: Served) -> None:
-    with urllib.request.urlopen(f"http://127.0.0.1:{served.rest.port}/ping", timeout=SECONDS) as response:
-        assert (response.status, response.read()) == (200, b"\n")
+    for path in ("/ping", "/health"):
+        with urllib.request.urlopen(f"http://127.0.0.1:{served.rest.port}{path}", timeout=SECONDS) as response:
+            assert (response.status, response.read()) == (200, b"\n")
     with urllib.request.urlopen(f"http://127.0.0.1:{served.rest.port}/version", timeout=SECONDS) as response:
         assert response.read().decode() == version("mlflow-skinny")
 

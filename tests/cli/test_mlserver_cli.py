@@ -159,6 +159,16 @@ def test_variables_complete_settings_or_are_the_only_ones(tmp_path: Path) -> Non
     assert served(find_models([root])) == {"own": {1: "a"}, "named": {1: "b"}}
 
 
+def test_environment_of_the_image_is_that_of_models(tmp_path: Path) -> None:
+    """`MLSERVER_ENV_TARBALL` is read by the entry point of MLServer's image."""
+    write(tmp_path / "a", parameters={"environment_tarball": "own.tar.gz"})
+    write(tmp_path / "b")
+    start = started(tmp_path, {"MLSERVER_ENV_TARBALL": "/mnt/env.tar.gz"})
+    assert start.warnings == []
+    (a,), (b,) = find_models(start.paths).models.values()
+    assert (a.config.environment, b.config.environment) == (tmp_path / "a" / "own.tar.gz", Path("/mnt/env.tar.gz"))
+
+
 def test_serve_reads_the_same_folders(tmp_path: Path) -> None:
     """As repositories, in which folders name models; and by the settings, where there is a settings.json."""
     write(tmp_path / "a", name="own")

@@ -40,10 +40,13 @@ def signature_of(name: str) -> Signature:
 
 
 def decoded(body: object) -> InferenceRequest:
-    return decode_generate(json.dumps(body).encode(), "m", "3", signature_of)
+    request = decode_generate(json.dumps(body).encode(), "m", "3", signature_of)
+    assert request is not None
+    return request
 
 
-def arrays(request: InferenceRequest) -> dict[str, Any]:
+def arrays(request: InferenceRequest | None) -> dict[str, Any]:
+    assert request is not None
     return {name: array.tolist() for name, array in bind_inputs(SIGNATURE, request).items()}
 
 

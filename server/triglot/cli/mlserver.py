@@ -22,6 +22,8 @@ from triglot.run import Start
 
 PREFIX, MODEL_PREFIX, CLIENT_PREFIX = "MLSERVER_", "MLSERVER_MODEL_", "MLSERVER_INFER_"
 REPOSITORY_PREFIX = "MLSERVER_MODEL_REPOSITORY_"
+ENVIRONMENT = "MLSERVER_ENV_TARBALL"
+"""Variable of MLServer's image: the environment in which the server runs there, and each model here."""
 DEFAULTS = {
     "host": ANY_HOST,
     "rest_port": 8080,
@@ -172,7 +174,7 @@ def server_settings(
     found: dict[str, tuple[str, Any]] = {}
     for variable, text in environment.items():
         of_models = variable.startswith(MODEL_PREFIX) and not variable.startswith(REPOSITORY_PREFIX)
-        if not variable.startswith(PREFIX) or of_models or variable.startswith(CLIENT_PREFIX):
+        if not variable.startswith(PREFIX) or of_models or variable.startswith((CLIENT_PREFIX, ENVIRONMENT)):
             continue
         name = variable.removeprefix(PREFIX).lower()
         if name in SETTINGS:
@@ -237,6 +239,8 @@ def model_defaults(environment: Mapping[str, str], warnings: list[str]) -> dict[
     """Return what `MLSERVER_MODEL_*` variables set for models whose settings leave it out. Raise `ConfigError`."""
     defaults: dict[str, Any] = {}
     parameters: dict[str, Any] = {}
+    if environment.get(ENVIRONMENT):
+        parameters["environment_tarball"] = environment[ENVIRONMENT]
     for variable, text in environment.items():
         name = variable.removeprefix(MODEL_PREFIX).lower()
         if not variable.startswith(MODEL_PREFIX) or variable.startswith(REPOSITORY_PREFIX) or not text:

@@ -18,7 +18,7 @@ from triglot.backends.mlserver.settings import SETTINGS, values_of, warn_of_igno
 from triglot.backends.mlserver.stand_in.metrics import CURRENT
 from triglot.core.call import Call
 from triglot.core.errors import Internal, InvalidArgument, MissingDependency, ModelLoadError
-from triglot.core.tensor import datatype_of
+from triglot.core.tensor import Array, datatype_of
 from triglot.core.types import Answer, TensorSpec
 from triglot.model.config import ModelConfig
 from triglot.model.metrics import ModelMetrics
@@ -26,6 +26,9 @@ from triglot.model.model import Model
 from triglot.model.validation import repeated_output
 
 log = logging.getLogger(__name__)
+
+BINARY = "inference-header-content-length"
+"""Header of a request over REST with tensors as bytes."""
 
 
 def load(file: Path, config: ModelConfig) -> Model:
@@ -107,7 +110,7 @@ def _load(mlserver: Any, model_class: type[Any], settings: Any, file: Path, conf
 
 
 class MLServerModel(ForeignModel):
-    """An `MLModel`. It accepts and returns any tensors, unless its settings, or its `load`, declare them."""
+    """An `MLModel`. It accepts and returns any tensors; those that it declares are for clients to read."""
 
     platform = "mlserver"
 
@@ -116,12 +119,10 @@ class MLServerModel(ForeignModel):
         self._served = served
         self._types = types
         self.own_metrics = ModelMetrics()
-        if served.inputs and served.outputs:
-            self.any_tensors = False
-            self.inputs, self.outputs = (
-                [TensorSpec(spec.name, _text(spec.datatype), spec.shape) for spec in specs]
-                for specs in (served.inputs, served.outputs)
-            )
+        self.inputs, self.outputs = (
+            [TensorSpec(spec.name, _text(spec.datatype), spec.shape) for spec in specs or ()]
+            for specs in (served.inputs, served.outputs)
+        )
 
     async def answer(self, inputs: Inputs, call: Call) -> Answer:
         """See `ForeignModel`. Raise `Internal` for anything but a response."""
@@ -137,8 +138,11 @@ class MLServerModel(ForeignModel):
     def _request(self, inputs: Inputs, call: Call) -> Any:
         """Return the request. Raise `InvalidArgument` for parameters that MLServer's types reject."""
         types = self._types
+        headers = call.metadata
+        # As in MLServer, texts of JSON are `str`; those of gRPC, whose metadata has no content type, are bytes.
+        is_json = "content-type" in headers and BINARY not in headers
         try:
-            values = types.Parameters(**{**call.parameters, "headers": call.metadata})
+            values = types.Parameters(**{**call.parameters, "headers": headers})
             own = {name: types.Parameters(**values) for name, values in call.input_parameters.items()}
             wanted = {name: types.Parameters(**values) for name, values in call.output_parameters.items()}
         except ValueError as error:  # From pydantic.
@@ -151,7 +155,7 @@ class MLServerModel(ForeignModel):
                     name=name,
                     datatype=datatype_of(array),
                     shape=array.shape,
-                    data=array.reshape(-1).tolist(),
+                    data=_elements(array, is_json),
                     parameters=own.get(name),
                 )
                 for name, array in inputs.items()
@@ -201,6 +205,11 @@ class MLServerStream(MLServerModel, ForeignStream):
         async for response in self._served.predict_stream(_single(self._request(inputs, call))):
             yield self._answer(response)
             self._set_metrics()  # Each step is a task of its own.
+
+
+def _elements(array: Array, is_json: bool) -> list[Any]:
+    elements: list[Any] = array.reshape(-1).tolist()
+    return [element.decode() for element in elements] if is_json and array.dtype.hasobject else elements
 
 
 async def _single(request: Any) -> AsyncIterator[Any]:

@@ -38,6 +38,17 @@ from triglot.protocols.rows import InferenceHandler, Method, Route, content_codi
 from triglot.scheduling.servable import Servable
 
 EVENTS = "text/event-stream; charset=utf-8"
+Decoded = InferenceRequest | RestInfer
+"""A request of Triton's flat JSON, or one in the form of infer."""
+
+
+def _request_of(decoded: Decoded) -> InferenceRequest:
+    return decoded.request if isinstance(decoded, RestInfer) else decoded
+
+
+def _encode_for(decoded: Decoded) -> Callable[[InferenceResponse], bytes]:
+    """Return what encodes a response in the form of its request."""
+    return partial(_infer_body, decoded) if isinstance(decoded, RestInfer) else encode_generate
 
 
 class NotOneResponse(Unimplemented):
@@ -81,7 +92,7 @@ class Generate:
             Operation.INFER,
             self._decode,
             self.generate,
-            lambda response, _: HttpResponse(encode_generate(response)),
+            lambda response, decoded: HttpResponse(_encode_for(decoded)(response)),
             answer_size=printing_size,
             body_limit=lambda _: self._limits.size,
             limit_option=SIZE_OPTION,
@@ -96,8 +107,8 @@ class Generate:
             path + "/generate_stream",
             Operation.INFER,
             self._decode,
-            inference=Streaming(self._dataplane, _itself),
-            stream_form=lambda _: stream_form(encode_generate),
+            inference=Streaming(self._dataplane),
+            stream_form=lambda decoded: stream_form(_encode_for(decoded)),
             body_limit=lambda _: self._limits.size,
             limit_option=SIZE_OPTION,
             coding=identity_only,
@@ -112,8 +123,8 @@ class Generate:
             path + "/infer_stream",
             Operation.INFER,
             self._decode_infer,
-            inference=Streaming(self._dataplane, _request_of),
-            stream_form=lambda rest: stream_form(partial(_infer_body, rest)),
+            inference=Streaming(self._dataplane),
+            stream_form=lambda decoded: stream_form(_encode_for(decoded)),
             text_size=json_length,
             body_limit=partial(body_limit, self._limits),
             limit_option=SIZE_OPTION,
@@ -121,11 +132,13 @@ class Generate:
             documented=(api.INFER_STREAM,),
         )
 
-    def _decode(self, http: HttpRequest) -> InferenceRequest:
+    def _decode(self, http: HttpRequest) -> Decoded:
         """Decode a body. Raise as `decode_generate`, after errors for an unknown or unavailable model."""
         name, version = http.path["model"], http.path.get("version", "")
         servable = self._dataplane.servable(http.permission, name, version)
-        return decode_generate(bytes(http.body), name, version, partial(signature_of, servable), self._limits)
+        body = bytes(http.body)
+        request = decode_generate(body, name, version, partial(signature_of, servable), self._limits)
+        return self._decode_infer(http) if request is None else request
 
     def _decode_infer(self, http: HttpRequest) -> RestInfer:
         self._dataplane.servable(http.permission, http.path["model"], http.path.get("version", ""))
@@ -136,18 +149,18 @@ class Generate:
             raise InvalidArgument("infer_stream supports neither shared memory nor classification; use infer")
         return rest
 
-    async def generate(self, request: InferenceRequest, call: Call) -> InferenceResponse:
+    async def generate(self, decoded: Decoded, call: Call) -> InferenceResponse:
         """Return the only response. Raise `NotOneResponse`, and `ServingError` as `DataPlane.infer`."""
-        handler = Streaming(self._dataplane, _itself)
+        handler = Streaming(self._dataplane)
         only: InferenceResponse | None = None
         try:
-            async with aclosing(Responses(partial(handler.start, request, call))) as responses:
+            async with aclosing(Responses(partial(handler.start, decoded, call))) as responses:
                 async for response in responses:
                     if only is not None:
                         raise NotOneResponse
                     only = response
         except ServingError as error:
-            raise name_request(error, request.id) from None
+            raise name_request(error, _request_of(decoded).id) from None
         if only is None:
             raise NotOneResponse
         return only
@@ -156,7 +169,7 @@ class Generate:
 class Streaming(InferenceHandler):
     """The handler of requests with any number of responses; `request_of` returns what a route has decoded."""
 
-    def __init__(self, dataplane: DataPlane, request_of: Callable[[Any], InferenceRequest]) -> None:
+    def __init__(self, dataplane: DataPlane, request_of: Callable[[Any], InferenceRequest] = _request_of) -> None:
         self._dataplane = dataplane
         self._request_of = request_of
 
@@ -174,14 +187,6 @@ class Streaming(InferenceHandler):
 
     def map_error(self, error: ServingError, decoded: Any, _: Call) -> ServingError:
         return name_request(error, self._request_of(decoded).id)
-
-
-def _itself(request: InferenceRequest) -> InferenceRequest:
-    return request
-
-
-def _request_of(rest: RestInfer) -> InferenceRequest:
-    return rest.request
 
 
 def signature_of(servable: Servable, name: str) -> Signature:

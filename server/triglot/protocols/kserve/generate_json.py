@@ -6,7 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -23,7 +23,7 @@ from triglot.protocols.kserve.json_elements import NO_JSON, elements_of_json, js
 from triglot.protocols.kserve.parameters import set_parameters
 from triglot.protocols.wire import limit_error
 
-ID, PARAMETERS, SIGNATURE = "id", "parameters", "signature_name"
+ID, INPUTS, PARAMETERS, SIGNATURE = "id", "inputs", "parameters", "signature_name"
 _STRING = re.compile(rb'"([^"\\]*+(?:\\.[^"\\]*+)*+)"(\s*+:)?', re.DOTALL)
 """A JSON string, and the colon that makes it a member's name."""
 EMPTY_FINAL = "triton_enable_empty_final_response"
@@ -35,19 +35,24 @@ def decode_generate(
     model_version: str,
     signature_of: Callable[[str], Signature],
     limits: JsonLimits = DEFAULT_LIMITS,
-) -> InferenceRequest:
+) -> InferenceRequest | None:
     """Return the request of a body: a member with the name of an input is that input, any other a parameter.
 
     The members of `parameters` count like those around it. `signature_of` returns the signature of a name, ""
-    being the default one. Raise `InvalidArgument`, `PayloadTooLarge` beyond `limits`, and as `signature_of`.
+    being the default one. Return None for a body of infer, whose inputs are a list of objects, as MLServer's
+    clients send. Raise `InvalidArgument`, `PayloadTooLarge` beyond `limits`, and as `signature_of`.
     """
 
-    def read(members: dict[str, Any]) -> InferenceRequest:
+    def read(members: dict[str, Any]) -> InferenceRequest | None:
+        inputs = members.get(INPUTS)
+        if isinstance(inputs, list) and inputs and isinstance(inputs[0], dict):
+            return None
         signature = signature_of("")
         name = members.get(SIGNATURE)
         if isinstance(name, str) and name and SIGNATURE not in signature.input_rules:
             signature = signature_of(name)
         _check_inputs(signature, model_name)
+        signature = declared(signature)
         reader = _Reader(signature)
         nested = _object(members.get(PARAMETERS))
         for key, value in members.items():
@@ -65,8 +70,13 @@ def decode_generate(
     return read_body(body, None, read, limits)
 
 
+def declared(signature: Signature) -> Signature:
+    """Return the signature of a model that takes any tensors, with the datatypes that it declares for them."""
+    return replace(signature, any_tensors=False) if signature.any_tensors else signature
+
+
 def _check_inputs(signature: Signature, model_name: str) -> None:
-    if signature.any_tensors:
+    if signature.any_tensors and not signature.inputs:
         raise InvalidArgument(
             f"model '{model_name}' declares no inputs, so generate cannot find the tensors in the body; use infer"
         )

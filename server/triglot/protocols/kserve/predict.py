@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from email.parser import BytesHeaderParser
 from email.policy import HTTP
 from typing import Any
@@ -38,7 +38,7 @@ from triglot.protocols.json.text import parse, without_nulls
 from triglot.protocols.kserve import openapi as api
 from triglot.protocols.kserve.extension import MODEL, MODEL_PATHS
 from triglot.protocols.kserve.generate import Streaming, printing_size, signature_of, stream_form
-from triglot.protocols.kserve.generate_json import encode_error, shape_for
+from triglot.protocols.kserve.generate_json import declared, encode_error, shape_for
 from triglot.protocols.kserve.json_elements import NO_JSON
 from triglot.protocols.kserve.parameters import set_parameters
 from triglot.protocols.rows import Method, Route
@@ -103,7 +103,7 @@ class Predict:
         if servable.signature.any_tensors and not servable.signature.inputs:
             raise InvalidArgument(f"model '{name}' declares no inputs, so plain JSON has no datatypes; use /infer")
         request = InferenceRequest(name, version)
-        body, signature = bytes(http.body), _declared(servable.signature)
+        body, signature = bytes(http.body), declared(servable.signature)
         if _kind(http.headers) == FORM:
             request.inputs = _of_form(form_parts(body, http.headers["content-type"]), signature, self._limits)
         elif (spec := _only_bytes(signature)) is not None and _is_file(http.headers, body):
@@ -114,13 +114,8 @@ class Predict:
                 parameters = value.pop(PARAMETERS, None)
                 if parameters is not None:
                     set_parameters(request, _parameters(parameters))
-            request.inputs = inputs_of(value, _declared(signature_of(servable, request.signature_name)))
+            request.inputs = inputs_of(value, declared(signature_of(servable, request.signature_name)))
         return PredictRequest(request, servable.decoupled, LINES in http.headers.get("accept", ""))
-
-
-def _declared(signature: Signature) -> Signature:
-    """Return the signature of a model that takes any tensors, with the datatypes that it declares for them."""
-    return replace(signature, any_tensors=False) if signature.any_tensors else signature
 
 
 def _kind(headers: Mapping[str, str]) -> str:

@@ -161,7 +161,9 @@ class _Reader:
         datatype = _string(tensor, "datatype", what)
         shape = _shape(tensor, what)
         data = tensor.get("data")
-        if datatype == "BYTES" and isinstance(data, list) and len(data) == 1 and isinstance(data[0], str):
+        if datatype == "BYTES" and isinstance(data, str):  # MLServer's users send one text so, of any shape.
+            data, shape = [data], (1,)
+        elif datatype == "BYTES" and isinstance(data, list) and len(data) == 1 and isinstance(data[0], str):
             shape = shape_of_text(shape, data[0].encode(errors="replace"))
         parameters = _parameters(tensor, what) if "parameters" in tensor else {}
         if not parameters and data is not None:

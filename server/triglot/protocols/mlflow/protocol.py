@@ -37,6 +37,7 @@ JSON_TYPE, CSV_TYPE = "application/json", "text/csv"
 PLAIN_TYPE = "text/plain; charset=utf-8"
 FORM_TYPE = "application/x-www-form-urlencoded"
 """What curl says where its user says nothing."""
+PLATFORM = "mlflow"
 LONG_BYTES = 64 * 1024
 """Bodies from this size are converted off the event loop."""
 ELEMENT_TEXT = 16
@@ -98,6 +99,11 @@ class Invocations:
 
     def _find(self, name: str, permission: Permission) -> Servable:
         names = [name] if name else self._dataplane.model_names(permission)
+        if len(names) > 1:  # Beside others, the only one of MLflow's, as in MLServer.
+            served = [version.servable for version in self._dataplane.versions(permission)]
+            own = {each.name for each in served if each is not None and each.platform == PLATFORM}
+            if len(own) == 1:
+                names = list(own)
         if len(names) != 1:
             raise InvalidArgument(f"expected the path /invocations/MODEL, as {len(names)} models are served")
         return self._dataplane.servable(permission, names[0])
@@ -130,14 +136,17 @@ def mlflow(context: Context) -> Protocol:
             )
             for path in ("/invocations", "/invocations/{model}")
         ),
-        Route(
-            "GET",
-            "/ping",
-            Operation.HEALTH,
-            lambda _: None,
-            calls.ping,
-            lambda *_: HttpResponse(b"\n", content_type=PLAIN_TYPE),
-            documented=(PING,),
+        *(
+            Route(
+                "GET",
+                path,
+                Operation.HEALTH,
+                lambda _: None,
+                calls.ping,
+                lambda *_: HttpResponse(b"\n", content_type=PLAIN_TYPE),
+                documented=(PING,),
+            )
+            for path in ("/ping", "/health")
         ),
         Route(
             "GET",
