@@ -34,6 +34,7 @@ import xgboost
 from mlflow.models import ModelSignature, infer_signature
 from mlflow.pyfunc import scoring_server
 from mlflow.types import ParamSchema, ParamSpec
+from mlflow.types.llm import ChatCompletionResponse
 from sklearn.compose import ColumnTransformer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
@@ -95,6 +96,22 @@ class Nested(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
 
     def predict(self, context: Any, model_input: Any, params: Any = None) -> Any:
         return [{"total": sum(row), "all": list(row)} for row in model_input["values"]]
+
+
+class Echo(mlflow.pyfunc.ChatModel):  # type: ignore[misc]
+    """A chat, with the signature that MLflow gives it."""
+
+    def predict(self, context: Any, messages: Any, params: Any) -> Any:
+        text = f"{messages[-1].content} {params.max_tokens} {params.custom_inputs}"
+        message = {"role": "assistant", "content": text}
+        return ChatCompletionResponse.from_dict({"choices": [{"index": 0, "message": message}], "created": 7})
+
+
+class Whole(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
+    """Without a signature: takes the body, and returns it."""
+
+    def predict(self, context: Any, model_input: Any, params: Any = None) -> Any:
+        return {"got": [model_input]}
 
 
 KINDS = pd.DataFrame(
@@ -245,6 +262,12 @@ def save(folder: Path) -> None:
     """Save every model into a repository."""
     for name, (write, _) in SAVED.items():
         write(folder / name)
+
+
+def save_chats(folder: Path) -> None:
+    """Save a chat model, and one without a signature."""
+    mlflow.pyfunc.save_model(folder / "chat", python_model=Echo())
+    mlflow.pyfunc.save_model(folder / "whole", python_model=Whole())
 
 
 def predict(folder: Path, data: Any, params: Any = None) -> Any:

@@ -20,7 +20,7 @@ pytest.importorskip("mlflow", reason="the mlflow environment has it")
 
 import pandas as pd
 
-from tests.backends.mlflow_models import SAVED, example, invoke, predict, save
+from tests.backends.mlflow_models import SAVED, example, invoke, predict, save, save_chats
 from tests.process import FREE_PORTS, PLAIN_MODELS, SECONDS, Triglot
 from tests.protocol_clients.channel import grpc_channel, rpc
 from tests.protocol_clients.rest import Rest
@@ -275,6 +275,21 @@ def test_bad_body(served: Served, body: str, content_type: str, status: int, cod
     got, answer = post(served.rest.port, "/invocations/sklearn", body, content_type)
     assert (got, answer["error_code"]) == (status, code)
     assert text in answer["message"]
+
+
+def test_body_of_a_chat_is_the_data(tmp_path: Path) -> None:
+    """So are the predictions."""
+    save_chats(tmp_path)
+    messages = [{"role": "user", "content": "What is MLflow?"}]
+    bodies = [{"messages": messages}, {"messages": messages, "max_tokens": 9, "custom_inputs": {"a": "b"}}]
+    with Triglot(tmp_path, *FREE_PORTS, "--drain-delay", "0") as server:
+        _, port = server.ports()
+        for name, body in [("chat", body) for body in bodies] + [("whole", body) for body in bodies]:
+            text = json.dumps(body)
+            status, answer = post(port, f"/invocations/{name}", text, "application/json")
+            expected = invoke(tmp_path / name, text, "application/json")
+            assert (status, answer | {"id": 0}) == (200, expected | {"id": 0})
+        server.stop()
 
 
 def test_path_names_a_model_if_several_are_served(served: Served) -> None:

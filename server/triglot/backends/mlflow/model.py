@@ -45,7 +45,8 @@ class MLflowModel(Model):
         self._fields = description.inputs
         self._takes_tensors = description.takes_tensors
         self.inputs = [field.spec for field in description.inputs]
-        self.outputs = [field.spec for field in description.outputs]
+        # What a response may lack, as a chat's `usage`, is not declared.
+        self.outputs = [field.spec for field in description.outputs if field.required]
         if self._fields and not self._takes_tensors and all(field.named for field in self._fields):
             self.columns = self.inputs
         self._output = description.outputs[0].name if len(description.outputs) == 1 else OUTPUT

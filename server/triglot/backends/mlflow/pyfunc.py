@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 
 CONTENT_TYPE = "content_type"
 """Parameter of requests and responses, as MLServer has it: what the tensors are."""
-FRAME, TENSORS, JSON = "pd", "dict", "json"
-"""Content types: columns of a DataFrame, tensors by name, JSON in one element; without one, an array."""
+FRAME, TENSORS, JSON, ROW = "pd", "dict", "json", "row"
+"""Content types: columns of a DataFrame, tensors by name, JSON in one element, an object; else an array."""
 
 
 def python_function(description: Description) -> Model:
@@ -99,6 +99,8 @@ class PythonFunction(MLflowModel):
             rows = parsed(inputs[INSTANCES])
             if kind == FRAME:
                 return self._pandas.DataFrame(rows)
+            if kind == ROW:
+                return rows[0]
             if not all(isinstance(row, dict) for row in rows):
                 return np.array(rows)
             return {name: np.array([row.get(name) for row in rows]) for name in dict.fromkeys(chain(*rows))}

@@ -28,8 +28,10 @@ from triglot.protocols.json.text import flatten, read_object
 SPLIT, RECORDS, INPUTS, CSV = "dataframe_split", "dataframe_records", "inputs", "csv"
 FORMS = (SPLIT, RECORDS, INSTANCES, INPUTS)
 CONTENT_TYPE = "content_type"
-FRAME, BY_NAME, JSON = "pd", "dict", "json"
-"""What requests and responses hold: columns of a DataFrame, tensors by name, JSON in one element."""
+FRAME, BY_NAME, JSON, ROW = "pd", "dict", "json", "row"
+"""What requests and responses hold: columns of a DataFrame, tensors by name, JSON in one element, one object."""
+CHAT = frozenset({"messages", "prompt", "input"})
+"""Each makes a body the data themselves, as clients of chat models send them; so are the predictions."""
 _NULLS = ("", "#N/A", "#N/A N/A", "#NA", "<NA>", "N/A", "NA", "NULL", "None", "n/a", "null")
 _NANS = ("-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "NaN", "nan")
 MISSING = frozenset(_NULLS + _NANS)
@@ -40,7 +42,7 @@ EXACT = 2**53
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """A parsed body: the value of one of `FORMS`, or columns of text by name from `CSV`; and the `params`."""
+    """A parsed body: the value of one of `FORMS`, columns of text from `CSV`, or a `ROW`; and the `params`."""
 
     form: str
     value: Any
@@ -73,6 +75,8 @@ class Target:
 def parse_json(body: bytes, limits: JsonLimits) -> Invocation:
     """Return the data of a JSON body. Raise `InvalidArgument`."""
     members = read_object(body, limits)
+    if not CHAT.isdisjoint(members):
+        return Invocation(ROW, members)
     found = [form for form in FORMS if form in members]
     if len(found) != 1:
         got = ", ".join(map(repr, found or list(members)[:10])) or "none"
@@ -114,6 +118,11 @@ def inputs_of(sent: Invocation, target: Target) -> tuple[list[InputTensor], dict
     """Return the inputs and parameters of a request. Raise `InvalidArgument`."""
     kind = ""
     value = sent.value
+    if sent.form == ROW:
+        names = target.datatypes
+        others = {name: item for name, item in value.items() if names and name not in names}
+        row = {name: item for name, item in value.items() if name not in others}
+        return [_instances([row])], {**_parameters(others), CONTENT_TYPE: ROW}
     if sent.form in (SPLIT, RECORDS, CSV):
         kind, inputs = FRAME, _of_columns(_FRAMES[sent.form](value, target), target)
     elif sent.form == INSTANCES and not isinstance(value, list):
@@ -290,22 +299,24 @@ def _cast(name: str, values: Any, datatype: str) -> Array:
 # --- predictions ---
 
 
-def encode_predictions(response: InferenceResponse) -> bytes:
+def encode_predictions(response: InferenceResponse, form: str) -> bytes:
     """Return the body with the outputs as they were returned: an array, rows of a DataFrame, arrays by name."""
     kind = response.parameters.get(CONTENT_TYPE)
     outputs = {output.name: output.array for output in response.outputs}
     if kind == JSON and len(outputs) == 1:
         (array,) = outputs.values()
-        return b'{"predictions": %b}' % array.item()
+        text: bytes = array.item()
+        return text if form == ROW else b'{"predictions": %b}' % text
     values = {name: _values(array) for name, array in outputs.items()}
     predictions: Any = values
     if kind == FRAME:
         predictions = [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
     elif kind != BY_NAME and len(values) == 1:
         (predictions,) = values.values()
-    text = dumps({"predictions": predictions})
+    answer = predictions if form == ROW else {"predictions": predictions}
+    text = dumps(answer)
     # It writes null for NaN and infinities, which have tokens of their own here.
-    return json.dumps({"predictions": predictions}).encode() if b"null" in text else text
+    return json.dumps(answer).encode() if b"null" in text else text
 
 
 def _values(array: Array) -> Any:

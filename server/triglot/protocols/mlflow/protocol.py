@@ -126,7 +126,7 @@ def mlflow(context: Context) -> Protocol:
                 Operation.INFER,
                 calls.decode,
                 calls.invoke,
-                lambda response, _: HttpResponse(encode_predictions(response)),
+                lambda response, request: HttpResponse(encode_predictions(response, request.sent.form)),
                 answer_size=_text_size,
                 body_limit=lambda _: limits.size,
                 limit_option=SIZE_OPTION,
