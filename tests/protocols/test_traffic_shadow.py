@@ -17,6 +17,7 @@ import triglot
 from tests.access import access_files
 from tests.process import run_triglot
 from tests.served_models import Function
+from tests.transports.tls_server import Authority
 from tests.waiting import wait_until
 from triglot.core.tensor import datatype_of, object_array
 from triglot.core.types import OutputTensor
@@ -176,14 +177,41 @@ def test_failing_shadow_fails_no_call() -> None:
         assert client.get("/v2/models/fast/traffic")["shadow"] is None
 
 
-def test_shadow_on_another_server(tmp_path: Path) -> None:
-    with serve(write(tmp_path / "other", "")) as other:
+@pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "mutual TLS"])
+def test_shadow_on_another_server(encrypted: bool, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    tls: dict[str, Any] = authority.server(mutual=True) if encrypted else {}
+    with serve(write(tmp_path / "other", ""), **tls) as other:
         toml = f'shadow = {{ version = "2", address = "{other.grpc_address}", percent = 100 }}\n'
+        if encrypted:
+            issued, client_pem = authority.ca.issue_cert("client@here"), tmp_path / "client.pem"
+            issued.private_key_and_cert_chain_pem.write_to_path(client_pem)
+            files = {"ca": tls["tls_client_ca"], "certificate": client_pem, "key": client_pem}
+            table = ", ".join(f'{name} = "{file}"' for name, file in files.items())
+            toml = toml.replace(" }", f", tls = {{ {table} }} }}")
         with serve(write(tmp_path, toml)) as server, KServeRest(server) as client, KServeGrpc(server) as caller:
             caller.infer("rows", rows(0))
             caller.infer("rows", rows(770))
             verdict = until_compared(client, 2)
             assert (verdict["same"], verdict["different"], verdict["differing"]) == (1, 1, {"y": 1})
+
+
+@pytest.mark.parametrize(
+    ("shadow", "error"),
+    [
+        ('address = "127.0.0.1:1"', "failed to connect"),
+        ('address = "127.0.0.1:1", tls = { ca = "/none/ca.pem" }', "No such file or directory: '/none/ca.pem'"),
+        ('model = "none", version = "1"', "Request for unknown model: 'none' is not found"),
+        ('version = "7"', "version 7"),
+    ],
+)
+def test_missing_shadow_is_named(shadow: str, error: str, tmp_path: Path) -> None:
+    model = write(tmp_path, f"shadow = {{ {shadow} }}\n")
+    with serve(model) as server, KServeRest(server) as client, KServeGrpc(server) as caller:
+        caller.infer("rows", rows(0))
+        verdict = until_compared(client, 1)
+        assert verdict["failed"] == 1
+        assert error in verdict["last_error"]
 
 
 # --- the rule ---

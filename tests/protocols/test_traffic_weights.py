@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import triglot
 from tests.process import Triglot, run_triglot
 from tests.waiting import wait_until
+from triglot.client import Client
 from triglot.core.errors import InvalidArgument, NotFound
 from triglot.inline import ServedAt
 from triglot.pb.kserve import inference_pb2
@@ -159,6 +160,10 @@ def test_names_and_labels_are_left_alone(tmp_path: Path) -> None:
             path = f"/v2/models/says/versions/{label}/infer"
             body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [0]}]}
             assert {client.post(path, body)["model_version"] for _ in range(20)} == {str(version)}
+            for protocol in ("kserve", "tensorflow_serving"):
+                with Client(server.grpc_address, protocol=protocol) as caller:
+                    found = {caller.infer("says", INPUT, version=label).model_version for _ in range(20)}
+                assert found == {str(version)}
         assert answered(lambda: client.infer("says", INPUT), 20) == {1: 2, 2: 18}
 
 
@@ -208,6 +213,18 @@ def test_wrong_configuration_names_the_key(tmp_path: Path) -> None:
         (
             'shadow = { version = "2", percent = 0 }',
             "shadow: percent: expected a number above 0, up to 100, got 0",
+        ),
+        (
+            'shadow = { version = "2", tls = {} }',
+            "versions.toml: shadow: tls: expected with an address, got none",
+        ),
+        (
+            'shadow = { address = "there:1", tls = { cert = "a" } }',
+            "shadow: tls: unknown key 'cert', expected ca, certificate, key",
+        ),
+        (
+            'shadow = { address = "there:1", tls = { key = "a" } }',
+            "shadow: tls: expected a certificate and its key, or neither",
         ),
         ("rollback = { calls = 5 }", "rollback: expected errors, different, p99_ms, at least one of them"),
         ("rollback = { error = 5 }", "rollback: unknown key 'error', expected errors, p99_ms, different, calls"),

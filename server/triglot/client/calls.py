@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, TypedDict
 from triglot.client import wire
 from triglot.client.balancer import Balancer, Endpoint, Retries
 from triglot.client.wire import Inputs, Outputs, Parameters, Query
+from triglot.config.options import CLIENT_PREFIX, TOKEN_VARIABLE
 from triglot.core.errors import Code, Internal, ServingError, error_of
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ SECONDS: Final = 60.0
 HEALTH: Final = "/grpc.health.v1.Health/Check"
 HEALTH_SECONDS: Final = 5.0
 SEQUENCE: Final = "sequence_id"
-PREFIX: Final = "TRIGLOT_CLIENT_"
 Token = str | Callable[[], str]
 Metadata = tuple[tuple[str, str], ...]
 
@@ -105,7 +105,7 @@ class Options(TypedDict, total=False):
 class CallOptions(TypedDict, total=False):
     """What a call may say beside model and inputs: see `Query`."""
 
-    version: int
+    version: int | str
     signature: str
     outputs: Sequence[str]
     parameters: Parameters
@@ -228,16 +228,20 @@ def from_environment() -> tuple[list[str], Options]:
     TRIGLOT_CLIENT_TLS_CA, TRIGLOT_CLIENT_TLS_CERTIFICATE and TRIGLOT_CLIENT_TLS_KEY (PEM files), TRIGLOT_TOKEN.
     Raise `ValueError` for one that is wrong or unknown.
     """
-    found = {name.removeprefix(PREFIX): text for name, text in os.environ.items() if name.startswith(PREFIX)}
+    found = {
+        name.removeprefix(CLIENT_PREFIX): text
+        for name, text in os.environ.items()
+        if name.startswith(CLIENT_PREFIX)
+    }
     servers = [address.strip() for address in found.pop("SERVERS", "").split(",") if address.strip()]
     if not servers:
-        raise ValueError(f"{PREFIX}SERVERS: expected addresses of gRPC servers, such as 127.0.0.1:8001")
-    options: Options = {"token": os.environ.get("TRIGLOT_TOKEN", "")}
+        raise ValueError(f"{CLIENT_PREFIX}SERVERS: expected addresses of gRPC servers, such as 127.0.0.1:8001")
+    options: Options = {"token": os.environ.get(TOKEN_VARIABLE, "")}
     if text := found.pop("TIMEOUT", ""):
         try:
             options["timeout"] = float(text)
         except ValueError:
-            raise ValueError(f"{PREFIX}TIMEOUT: expected seconds, got {text!r}") from None
+            raise ValueError(f"{CLIENT_PREFIX}TIMEOUT: expected seconds, got {text!r}") from None
     if text := found.pop("PROTOCOL", ""):
         options["protocol"] = text
     paths = (found.pop(name, "") for name in ("TLS_CA", "TLS_CERTIFICATE", "TLS_KEY"))
@@ -245,7 +249,7 @@ def from_environment() -> tuple[list[str], Options]:
     if any(files):
         options["tls"] = Tls(*files)
     if found:
-        raise ValueError(f"unknown variable {PREFIX}{next(iter(found))}")
+        raise ValueError(f"unknown variable {CLIENT_PREFIX}{next(iter(found))}")
     return servers, options
 
 

@@ -53,14 +53,14 @@ class Outputs(dict[str, Array]):
 class Query:
     """What a call asks for; its fields are the arguments of `Client.infer`.
 
-    `inputs`: arrays by name. `version`: 0 for the one that the server chooses. `signature`: "" for the model's
-    default. `outputs`: names; empty for all. `parameters`, `request_id`: KServe V2's. `timeout`, in seconds: in
-    place of the client's. `headers`: beside the client's.
+    `inputs`: arrays by name. `version`: its number or label; 0 or "" for the one that the server chooses.
+    `signature`: "" for the model's default. `outputs`: names; empty for all. `parameters`, `request_id`: KServe
+    V2's. `timeout`, in seconds: in place of the client's. `headers`: beside the client's.
     """
 
     model: str
     inputs: Inputs
-    version: int = 0
+    version: int | str = 0
     signature: str = ""
     outputs: Sequence[str] = ()
     parameters: Parameters = field(default_factory=dict)
@@ -384,7 +384,10 @@ def predict_request(query: Query) -> bytes:
     """Return a PredictRequest. Raise `TypeError` for a dtype that TensorFlow lacks, and for V2's own fields."""
     if query.parameters or query.request_id:
         raise TypeError("parameters and request_id are KServe V2's: TensorFlow Serving has none")
-    version = _field(2, _number(1, query.version)) if query.version else b""
+    if isinstance(query.version, str):
+        version = _text(4, query.version)
+    else:
+        version = _field(2, _number(1, query.version)) if query.version else b""
     parts: list[Any] = [_field(1, _text(1, query.model) + version + _text(3, query.signature))]
     for name, value in query.inputs.items():
         array = np.asarray(value)

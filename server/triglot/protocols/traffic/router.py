@@ -175,7 +175,7 @@ class Traffic(TrafficRules):
         to_model = shadow.model or name
         run: Run = partial(run_here, self._dataplane, to_model, shadow.version)
         if shadow.address:
-            model.remote = Remote(shadow.address, to_model, shadow.version)
+            model.remote = Remote(shadow, to_model)
             run = model.remote.run
         model.shadow = ModelShadow(to_model, shadow, run, self._copies, self._samples)
 

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final
 
 KEYS: Final = ("traffic", "sticky", "shadow", "rollback")
+TLS_KEYS: Final = ("ca", "certificate", "key")
 MAX_WEIGHTS: Final = 100
 """Most versions of a model that have weights."""
 MAX_NAME: Final = 128
@@ -27,7 +28,8 @@ class Shadow:
     """Where copies of a model's calls go: another version, model, or server, by its gRPC address.
 
     `percent`: how many of the calls are copied. `tolerance`: how far numbers may differ, absolutely and relative
-    to those of the version that served the call.
+    to those of the version that served the call. `tls`: how the server at the address is verified, and what it is
+    shown, as the files of `triglot.client.Tls`; None: no TLS.
     """
 
     version: str = ""
@@ -35,6 +37,7 @@ class Shadow:
     address: str = ""
     percent: float = 100.0
     tolerance: float = 1e-5
+    tls: Mapping[str, str] | None = None
 
     def __str__(self) -> str:
         return "/".join(filter(None, (self.address, self.model, self.version)))
@@ -148,7 +151,19 @@ def _shadow(content: object) -> Shadow:
         raise ValueError(f"shadow: percent: expected a number above 0, up to 100, got {_shown(shadow.percent)}")
     if not _is_number(shadow.tolerance, math.inf):
         raise ValueError(f"shadow: tolerance: expected a number from 0, got {_shown(shadow.tolerance)}")
+    if shadow.tls is not None:
+        _check_tls(_table("shadow: tls", shadow.tls, TLS_KEYS))
+        if not shadow.address:
+            raise ValueError("shadow: tls: expected with an address, got none")
     return shadow
+
+
+def _check_tls(files: Mapping[str, Any]) -> None:
+    for key, file in files.items():
+        if not isinstance(file, str) or not file:
+            raise ValueError(f"shadow: tls: {key}: expected a PEM file, got {_shown(file)}")
+    if ("certificate" in files) != ("key" in files):
+        raise ValueError(f"shadow: tls: expected a certificate and its key, or neither, got {_shown(files)}")
 
 
 def _rollback(content: object) -> Rollback:
