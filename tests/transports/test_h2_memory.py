@@ -91,6 +91,7 @@ async def test_open_calls_are_bounded_in_all() -> None:
         refused = await client.status(101)
         assert refused["grpc-status"] == RESOURCE_EXHAUSTED
         assert "in-flight calls hold more than" in refused["grpc-message"]
+        assert refused["grpc-retry-pushback-ms"] == "1000"
         # Who has few calls is served.
         assert await channel.unary_unary("/t.T/Echo")(b"1", timeout=SECONDS) == b"1"
         await client.send(*(frames.rst_stream(number, frames.ErrorCode.CANCEL) for number in numbers))

@@ -391,17 +391,21 @@ class H2Protocol(asyncio.BufferedProtocol):
 
     def backlog(self) -> ServingError | None:
         """Return why new calls are rejected for clients with too many open calls or unread responses, or None."""
+        text = self._backlog()
+        return QueueFull(text, retry_after=RETRY_AFTER_SECONDS) if text else None
+
+    def _backlog(self) -> str:
         limits = self.server.limits
         if self.open_bytes > limits.fair_open and self.server.open_bytes > limits.max_open_in_all:
             taken, limit = self.open_bytes, limits.max_open_in_all
-            return QueueFull(f"in-flight calls hold more than {limit} bytes, {taken} of them on this connection")
+            return f"in-flight calls hold more than {limit} bytes, {taken} of them on this connection"
         if self.connection.out.unsent <= limits.fair_unsent:
-            return None
+            return ""
         if (unsent := self.unsent) > limits.max_unsent:
-            return QueueFull(f"the client has not read {unsent} bytes of responses on this connection")
+            return f"the client has not read {unsent} bytes of responses on this connection"
         if (unsent := self.server.unsent) > limits.max_unsent_in_all:
-            return QueueFull(f"clients, including this one, have not read {unsent} bytes of responses")
-        return None
+            return f"clients, including this one, have not read {unsent} bytes of responses"
+        return ""
 
     def certificate_names(self) -> Sequence[str]:
         """Return the names in the client's certificate."""
