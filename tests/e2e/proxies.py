@@ -68,12 +68,22 @@ PROXIES = (
 
 
 @contextmanager
-def running(proxy: Proxy, folder: Path, grpc_address: str, rest_address: str) -> Iterator[int]:
-    """Run the proxy before a server; yields its port. `folder` has server.crt and server.key."""
+def running(
+    proxy: Proxy, folder: Path, grpc_address: str, rest_address: str, origin: str = "https://app.example.com"
+) -> Iterator[int]:
+    """Run the proxy before a server; yields its port. `folder` has server.crt and server.key.
+
+    `origin`: of the pages that may call.
+    """
     (text,) = (block.text for block in blocks_of(PAGE.read_text()) if block.title == proxy.file)
     port, _ = unused_ports()
     upstream = {"8001": grpc_address.partition(":")[2], "8000": rest_address.partition(":")[2]}
-    for documented, real in {**upstream, "8443": str(port), "/etc/triglot": str(folder)}.items():
+    for documented, real in {
+        **upstream,
+        "8443": str(port),
+        "/etc/triglot": str(folder),
+        "https://app.example.com": origin,
+    }.items():
         text = text.replace(documented, real)
     own = folder / f"{proxy.name} {port}"
     own.mkdir()

@@ -34,7 +34,7 @@ CONNECTIONS = [case.name for case in cases("") if {"keepalive", "aging"} & set(c
 """Cases of the table that a proxy changes; all are over its TLS."""
 HOST = "models.example.com"
 MIB = 1 << 20
-STREAMS = {"Apache": 5}
+STREAMS = {"Apache": 6}
 """Open streams of one connection that a proxy allows; 200 if it is not here."""
 each_proxy = pytest.mark.parametrize("proxy", PROXIES, ids=lambda proxy: proxy.name)
 
