@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -241,6 +242,24 @@ def test_rule_takes_the_weight_of_a_failing_version(tmp_path: Path) -> None:
             client.infer("rows", rows(0))
     (line,) = map(json.loads, audit.read_text().splitlines())
     assert (line["model"], line["method"], line["outcome"]) == ("rows", "rollback", "OK")
+
+
+def test_rule_on_latency(tmp_path: Path) -> None:
+    toml = 'traffic = { "1" = 50, "2" = 50 }\nrollback = { p99_ms = 100, calls = 3 }\n'
+    model = write(tmp_path, toml)
+    slow = ROWS.format(wrong=777).replace("import numpy", "import time\n\nimport numpy")
+    slow = slow.replace('x = inputs["x"]', 'x = inputs["x"]\n        time.sleep(0.2)')
+    (model / "2" / "model.py").write_text(slow)
+    with serve(model) as server, KServeRest(server) as client:
+
+        def rolled_back() -> bool:
+            client.infer("rows", rows(0))
+            return "rollback" in client.get(TRAFFIC)["set_by"]
+
+        wait_until(rolled_back)
+        document = client.get(TRAFFIC)
+        assert document["traffic"] == {"1": 100.0, "2": 0.0}
+        assert re.fullmatch(r"rollback of version 2: p99 is [23]\d\d ms, more than 100", document["set_by"])
 
 
 def test_rule_on_differences(tmp_path: Path) -> None:

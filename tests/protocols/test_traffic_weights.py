@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -10,15 +12,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import triglot
-from tests.process import Triglot, run_triglot
+from tests.process import SECONDS, Triglot, run_triglot
 from tests.waiting import wait_until
+from tests.workers.shared_ports import Workers
 from triglot.client import Client
+from triglot.client.wire import Query, kserve_outputs, kserve_request
 from triglot.core.errors import InvalidArgument, NotFound
 from triglot.inline import ServedAt
 from triglot.pb.kserve import inference_pb2
@@ -320,14 +325,32 @@ def test_command(tmp_path: Path) -> None:
     }
 
 
-def test_all_workers_change(tmp_path: Path) -> None:
-    with serve(write_versions(tmp_path), process=True, workers=2) as server, KServeRest(server) as client:
-        client.post(TRAFFIC, {"traffic": {"1": 100}})
-        found: Counter[int] = Counter()
-        for _ in range(20):  # A connection each, which either worker may get.
-            found += answered(lambda: client.infer("says", INPUT), 1)
-        assert found == {1: 20}
-        assert {row["version"]: row["requests"] for row in client.get(TRAFFIC)["versions"]} == {1: 20, 2: 0}
+def test_weights_and_counts_of_several_workers(tmp_path: Path) -> None:
+    write_versions(tmp_path)
+
+    def answers(channel: grpc.Channel) -> Counter[str]:
+        """Versions that answer ten calls, all of one worker."""
+        call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        request = kserve_request(Query(model="says", inputs=INPUT))
+        return Counter(kserve_outputs(call(request, timeout=SECONDS)).model_version for _ in range(10))
+
+    with Workers(tmp_path, count=3) as workers:
+        to = ("traffic", "says", "--url", f"127.0.0.1:{workers.grpc_port}")
+        assert run_triglot(*to, "--weight", "1=50", "--shadow", "2=100").returncode == 0
+        assert workers.on_each(answers) == [{"1": 5, "2": 5}] * 3
+
+        def document() -> Any:
+            return json.loads(workers.get(TRAFFIC))
+
+        wait_until(lambda: document()["shadow"]["verdict"]["compared"] == 15)  # Those of version 1.
+        assert document()["shadow"]["verdict"]["different"] == 15
+        assert {row["version"]: row["requests"] for row in document()["versions"]} == {1: 15, 2: 15}
+        os.kill(workers.pids()[0], signal.SIGKILL)
+        workers.wait_for_serving(4)
+        assert workers.on_each(answers)[0] == {"1": 5, "2": 5}  # The successor has the weights, too.
+        assert run_triglot(*to, "--weight", "1=0").returncode == 0
+        assert workers.on_each(answers) == [{"2": 10}] * 3
+        workers.stop()
 
 
 def test_no_call_fails_during_changes(tmp_path: Path) -> None:
