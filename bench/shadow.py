@@ -3,15 +3,18 @@
 From the repository's root: `python -m bench.shadow --help`. The shadow gets a copy of each call, and takes ten
 times as long as the model; both sleep. Copies that do not fit are dropped, and the CPU time of those that run is
 shared by them, too: what remains is the callers'. Rounds without and with a shadow alternate on one server. Then
-calls are counted at weights of 90 and 10.
+calls are counted at weights of 90 and 10. With `--payload-log` it measures what a payload log costs the callers
+when its receiver reads nothing: rounds alternate on two servers.
 """
 
 import argparse
 import asyncio
 import json
+import socket
 import sys
 import tempfile
 import urllib.request
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -101,16 +104,33 @@ async def shadow_lines(calls: Calls, rounds: int, seconds: float) -> list[str]:
                 if (total := ran + dropped) != made:
                     raise BenchError(f"{total} copies are counted, of {made} calls: {verdict}")
             measured.append(replace(round_, cpu=round_.cpu * made / (made + ran)))
+    return [*lines_of(found, "call or copy"), f"{copies} copies ran"]
+
+
+async def payload_lines(found: Mapping[str, Calls], rounds: int, seconds: float) -> list[str]:
+    """Alternate rounds on a server without a payload log and on one with it; return the lines to print."""
+    for calls in found.values():
+        calls.traffic("weighted", {"traffic": {"1": 100}})
+        await calls.drive("weighted", 1.0)  # Warm-up, not counted.
+    measured: dict[str, list[Round]] = {name: [] for name in found}
+    for _ in range(rounds):
+        for name, calls in found.items():
+            measured[name].append((await calls.drive("weighted", seconds))[0])
+    return lines_of(measured, "call")
+
+
+def lines_of(found: Mapping[str, Sequence[Round]], unit: str) -> list[str]:
+    """Return the lines about the best rounds of two kinds, and how the second compares with the first."""
     best = {
         name: Round(*(min(getattr(found_round, key) for found_round in measured) for key in ("p50", "p99", "cpu")))
         for name, measured in found.items()
     }
     texts = [
-        f"{name}: p50 {at.p50:.2f} ms, p99 {at.p99:.2f} ms, {at.cpu:.0f} µs of CPU per call or copy"
+        f"{name}: p50 {at.p50:.2f} ms, p99 {at.p99:.2f} ms, {at.cpu:.0f} µs of CPU per {unit}"
         for name, at in best.items()
     ]
-    none, shadow = best["none"], best["shadow"]
-    return [*texts, f"p99 ×{shadow.p99 / none.p99:.3f}, CPU ×{shadow.cpu / none.cpu:.3f}; {copies} copies ran"]
+    first, second = best.values()
+    return [*texts, f"p99 ×{second.p99 / first.p99:.3f}, CPU ×{second.cpu / first.cpu:.3f}"]
 
 
 async def weight_line(calls: Calls, least: int) -> str:
@@ -129,6 +149,11 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5, help="rounds without and with a shadow (default: 5)")
     parser.add_argument("--seconds", type=float, default=5.0, help="length of a round (default: 5)")
     parser.add_argument("--calls", type=int, default=100_000, help="calls at weights of 90/10 (default: 100000)")
+    parser.add_argument(
+        "--payload-log",
+        action="store_true",
+        help="in place of these, measure a payload log with a blocked receiver",
+    )
     options = parser.parse_args()
     cores = servers.choose_cores()
     with tempfile.TemporaryDirectory(prefix="triglot-bench-") as folder:
@@ -138,11 +163,20 @@ def main() -> int:
             text = MODEL if seconds else MODEL.replace("        time.sleep({seconds})\n", "").replace("8", "1")
             (version / "model.py").write_text(text.format(seconds=seconds))
         servers.pin(cores.client)
-        with servers.serving(Path(folder) / "models", cores.server, ()) as (server, grpc_port, rest_port):
-            calls = Calls(server, grpc_port, rest_port)
-            for line in asyncio.run(shadow_lines(calls, options.rounds, options.seconds)):
-                print(line)
-            print(asyncio.run(weight_line(calls, options.calls)))
+        models = Path(folder) / "models"
+        with servers.serving(models, cores.server) as running:
+            calls = Calls(*running)
+            if options.payload_log:
+                # Connections to it are made, and nothing reads them.
+                with socket.create_server(("127.0.0.1", 0)) as receiver:
+                    flags = ("--payload-log", f"http://127.0.0.1:{receiver.getsockname()[1]}")
+                    with servers.serving(models, cores.server, flags) as logging:
+                        kinds = {"none": calls, "payload log": Calls(*logging)}
+                        lines = asyncio.run(payload_lines(kinds, options.rounds, options.seconds))
+            else:
+                lines = asyncio.run(shadow_lines(calls, options.rounds, options.seconds))
+                lines.append(asyncio.run(weight_line(calls, options.calls)))
+            print("\n".join(lines))
     return 0
 
 
