@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -48,11 +49,15 @@ class Envoy(Proxy):
     """The one that Debian does not have, but PyPI."""
 
     def path(self) -> str:
-        """Return the path of the program in its environment."""
+        """Return the path of the program in its environment; skips the test where there is no wheel of it."""
+        if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
+            pytest.skip("the wheel of Envoy is for Linux on x86-64")
         return str(environments.python("envoy").with_name(self.program))
 
 
-NGINX = "user root; daemon off; pid nginx.pid; error_log stderr; events {} http { access_log off;"
+NGINX = "user root; daemon off; pid nginx.pid; error_log stderr; events {} http { access_log off;" + "".join(
+    f" {kind}_temp_path {kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+)
 MODULES = ("mpm_event", "authz_core", "ssl", "http2", "proxy", "proxy_http", "proxy_http2")
 APACHE = "User www-data\nGroup www-data\nPidFile pid\nErrorLog /dev/stderr\n" + "".join(
     f"LoadModule {module}_module /usr/lib/apache2/modules/mod_{module}.so\n" for module in MODULES

@@ -36,11 +36,15 @@ HOST = "models.example.com"
 MIB = 1 << 20
 STREAMS = {"Apache": 6}
 """Open streams of one connection that a proxy allows; 200 if it is not here."""
+pytestmark = pytest.mark.long
 each_proxy = pytest.mark.parametrize("proxy", PROXIES, ids=lambda proxy: proxy.name)
 
 
 class Proxies:
-    """Two servers, one of which ends connections after a second, and a proxy before each once it is asked for."""
+    """Servers, and a proxy before each once it is asked for.
+
+    `plain` has the transport that was chosen, `own` our own, and `aging` ends connections after a second.
+    """
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         authority = Authority(folder)
@@ -50,6 +54,7 @@ class Proxies:
         self.ca = authority.pem
         self.context = ssl.create_default_context(cadata=self.ca.decode())
         self.plain = self.server()
+        self.own = self.server("--grpc-transport=h2", "--http-transport=h1")
         self.aging = self.server("--max-connection-age=1")
         self.port = cache(self._port)
         self.outcomes = cache(self._outcomes)
@@ -120,7 +125,7 @@ async def test_streams_at_once_and_large_metadata(proxy: Proxy, proxies: Proxies
     for name, value in (("n", 1), ("ms", 0)):
         tensor = request.inputs.add(name=name, datatype="INT32", shape=[1])
         tensor.contents.int_contents.append(value)
-    async with proxies.channel(proxies.port(proxy, proxies.plain)) as channel:
+    async with proxies.channel(proxies.port(proxy, proxies.own)) as channel:
         calls = [streaming(channel)(timeout=SECONDS) for _ in range(count)]
         for call in calls:
             await call.write(request.SerializeToString())
@@ -219,5 +224,5 @@ REST: dict[str, Callable[[aiohttp.ClientSession], object]] = {
 @each_proxy
 async def test_rest(proxy: Proxy, name: str, proxies: Proxies) -> None:
     call = REST[name]
-    async with proxies.session(proxies.port(proxy, proxies.plain)) as session, asyncio.timeout(SECONDS):
+    async with proxies.session(proxies.port(proxy, proxies.own)) as session, asyncio.timeout(SECONDS):
         await call(session)  # type: ignore[misc]
