@@ -25,6 +25,7 @@ from triglot.config.options import Config, ConfigError
 from triglot.core.errors import ServingError
 from triglot.inline import ServedAt
 from triglot.pb.kserve import inference_pb2 as pb
+from triglot.protocols.kserve import payload_log
 
 REQUEST = "org.kubeflow.serving.inference.request"
 RESPONSE = "org.kubeflow.serving.inference.response"
@@ -249,6 +250,22 @@ def test_slow_receiver_delays_no_call_and_drops_are_counted() -> None:
             receiver.gate.set()
             wait_until(lambda: sum(counts(server).values()) == 2 * calls)
             assert counts(server)["sent"] > 0
+
+
+def test_small_events_that_wait_are_bounded_by_what_they_take() -> None:
+    room, batch = payload_log.MAX_WAITING_BYTES // payload_log.EVENT_BYTES, 1000
+    with receiving() as receiver:
+        receiver.gate.clear()
+        log = payload_log.PayloadLog(receiver.url, 1.0, batch, {}, ())
+        event = payload_log.Event("double", lambda: {"id": "1"}, lambda: b"{}")
+        for _ in range(room + 2 * batch):
+            log.put(event, 0)
+        (counter,) = log.counters()
+        ((labels, dropped),) = counter.values
+        assert labels == ("double", "dropped")
+        assert batch <= dropped <= 2 * batch  # Of those that are not dropped, some are in the batch that is sent.
+        receiver.gate.set()
+        log.close()
 
 
 def test_refused_events_are_counted(caplog: pytest.LogCaptureFixture) -> None:

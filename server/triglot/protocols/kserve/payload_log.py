@@ -43,6 +43,8 @@ REQUEST = "org.kubeflow.serving.inference.request"
 RESPONSE = "org.kubeflow.serving.inference.response"
 MAX_WAITING_BYTES = 64 * 1024 * 1024
 """Limit on the bytes of events that wait to be sent."""
+EVENT_BYTES = 2048
+"""What an event takes beside its payload, as measured."""
 SEND_SECONDS = 10.0
 JSON, BATCH = "application/json", "application/cloudevents-batch+json"
 _SAFE = "".join(character for character in map(chr, range(0x21, 0x7F)) if character not in '"%')
@@ -51,20 +53,20 @@ _SAFE = "".join(character for character in map(chr, range(0x21, 0x7F)) if charac
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An event: its own attributes, the model that it is about, and what encodes its data."""
+    """An event: the model that it is about, and what returns its own attributes and its data."""
 
     model: str
-    attributes: Mapping[str, str]
+    attributes: Callable[[], Mapping[str, str]]
     encode: Callable[[], bytes]
 
     def structured(self) -> bytes:
         """Return the event in JSON (JSON event format 3)."""
-        head = dumps({**self.attributes, "datacontenttype": JSON})
+        head = dumps({**self.attributes(), "datacontenttype": JSON})
         return head[:-1] + b',"data":' + self.encode() + b"}"
 
     def headers(self) -> dict[str, str]:
         """Return the header fields of binary mode."""
-        fields = {f"ce-{name}": quote(value, safe=_SAFE) for name, value in self.attributes.items()}
+        fields = {f"ce-{name}": quote(value, safe=_SAFE) for name, value in self.attributes().items()}
         return {**fields, "content-type": JSON}
 
 
@@ -171,14 +173,14 @@ class PayloadLog(RequestRecorder):
         metadata = {name: value for name in self._metadata if isinstance(value := sent.get(name), str)}
         return Payload(self, servable, request, call, metadata)
 
-    def attributes(self, kind: str, event_id: str, model: str, metadata: str) -> dict[str, str]:
-        """Return the attributes of an event now."""
-        own = {"specversion": "1.0", "id": event_id, "type": kind, "time": utc_time(time.time())}
+    def attributes(self, kind: str, event_id: str, model: str, metadata: str, seconds: float) -> dict[str, str]:
+        """Return the attributes of an event; `seconds`: its time since the epoch. On the thread."""
+        own = {"specversion": "1.0", "id": event_id, "type": kind, "time": utc_time(seconds)}
         return {"inferenceservicename": model, **self._attributes, "metadata": metadata, **own}
 
     def put(self, event: Event, size: int) -> None:
-        """Queue an event of about `size` bytes; it is dropped if too many bytes are queued."""
-        if self._writer.put(partial(self._send, event), size):
+        """Queue an event with a payload of about `size` bytes; it is dropped if too many bytes are queued."""
+        if self._writer.put(partial(self._send, event), size + EVENT_BYTES):
             self._queued += 1
         else:
             self._count(event.model, "dropped")
@@ -275,8 +277,9 @@ class Payload(Watcher):
         return _encode({"id": request.id}, request.parameters, "inputs", tensors)
 
     def _put(self, kind: str, encode: Callable[[], bytes], size: int) -> None:
-        attributes = self._log.attributes(kind, self._id, self._servable[0], self._metadata)
-        self._log.put(Event(self._servable[0], attributes, encode), size)
+        model = self._servable[0]
+        attributes = partial(self._log.attributes, kind, self._id, model, self._metadata, time.time())
+        self._log.put(Event(model, attributes, encode), size)
 
 
 def _encode(
