@@ -24,6 +24,7 @@ BENCHES: tuple[tuple[str, Sequence[str]], ...] = (
     ("mlserver", ()),
     ("builds", ()),
     ("shadow", ()),
+    ("client", ()),
 )
 USUAL = ("lifecycle", PAGE)
 ALL = "all"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from triglot.core.call import Call
 from triglot.core.errors import (
     Cancelled,
     Code,
@@ -21,42 +20,43 @@ from triglot.core.errors import (
     Unimplemented,
 )
 from triglot.core.types import Answer, TensorSpec
-from triglot.model.model import Model
-from triglot.model.ray_options import RayOptions
-from triglot.model.scheduling import (
-    ControlInput,
-    DirectStrategy,
-    DynamicBatching,
-    InitialState,
-    OldestStrategy,
-    QueuePolicy,
-    SequenceBatching,
-    SequenceState,
-    Step,
-)
-from triglot.model.signature import Signature
-from triglot.model.tensor_types import (
-    BFloat16,
-    Bool,
-    Bytes,
-    Float16,
-    Float32,
-    Float64,
-    Int8,
-    Int16,
-    Int32,
-    Int64,
-    UInt8,
-    UInt16,
-    UInt32,
-    UInt64,
-)
 from triglot.version import __version__
 
 if TYPE_CHECKING:
     from triglot.config.options import Config, ConfigError
+    from triglot.core.call import Call
     from triglot.inline import running, serve
     from triglot.model.ensemble import Ensemble
+    from triglot.model.model import Model
+    from triglot.model.ray_options import RayOptions
+    from triglot.model.scheduling import (
+        ControlInput,
+        DirectStrategy,
+        DynamicBatching,
+        InitialState,
+        OldestStrategy,
+        QueuePolicy,
+        SequenceBatching,
+        SequenceState,
+        Step,
+    )
+    from triglot.model.signature import Signature
+    from triglot.model.tensor_types import (
+        BFloat16,
+        Bool,
+        Bytes,
+        Float16,
+        Float32,
+        Float64,
+        Int8,
+        Int16,
+        Int32,
+        Int64,
+        UInt8,
+        UInt16,
+        UInt32,
+        UInt64,
+    )
     from triglot.model.tf_example import parse_examples
     from triglot.server import Server
 
@@ -112,19 +112,27 @@ __all__ = [
     "serve",
 ]
 
-_LAZY = {
-    "Config": "triglot.config.options",
-    "ConfigError": "triglot.config.options",
-    "Ensemble": "triglot.model.ensemble",
-    "Server": "triglot.server",
-    "parse_examples": "triglot.model.tf_example",
-    "running": "triglot.inline",
-    "serve": "triglot.inline",
+_MODULES = {
+    "triglot.config.options": "Config ConfigError",
+    "triglot.core.call": "Call",
+    "triglot.inline": "running serve",
+    "triglot.model.ensemble": "Ensemble",
+    "triglot.model.model": "Model",
+    "triglot.model.ray_options": "RayOptions",
+    "triglot.model.scheduling": "ControlInput DirectStrategy DynamicBatching InitialState OldestStrategy "
+    "QueuePolicy SequenceBatching SequenceState Step",
+    "triglot.model.signature": "Signature",
+    "triglot.model.tensor_types": "BFloat16 Bool Bytes Float16 Float32 Float64 Int8 Int16 Int32 Int64 "
+    "UInt8 UInt16 UInt32 UInt64",
+    "triglot.model.tf_example": "parse_examples",
+    "triglot.server": "Server",
 }
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:
-    # Model files import this package, too, and should not have to load the transports.
-    if name not in _LAZY:
+    # Clients and model files import this package, too, and should load no more than they use.
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'triglot' has no attribute {name!r}")
-    return getattr(importlib.import_module(_LAZY[name]), name)
+    value = globals()[name] = getattr(importlib.import_module(_MODULE_OF[name]), name)
+    return value
