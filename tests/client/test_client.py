@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import signal
+import subprocess
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from concurrent import futures
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 import trustme
 
 import triglot
+from tests import environments
 from tests.process import write_model
 from triglot.client import AsyncClient, Client, Outputs, Retries, Tls
 from triglot.core.errors import Code
@@ -347,3 +349,13 @@ def test_settings_of_the_environment(address: str, kind: Kind, monkeypatch: pyte
 def test_wrong_settings(options: dict[str, Any], error: str) -> None:
     with pytest.raises(ValueError, match=error):
         Client(**options)
+
+
+@pytest.mark.parametrize("other", ["tritonclient", "kserve", "tensorflow"])
+def test_imported_before_and_after_another_client(address: str, other: str) -> None:
+    """Whichever of both is imported first, both call, and no part of the server is loaded."""
+    python, script = environments.python(other), environments.ROOT / "tests/e2e/clients/client_imports.py"
+    for order in ("first", "last"):
+        command = [str(python), str(script), order, other, address]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
