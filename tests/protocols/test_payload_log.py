@@ -329,5 +329,8 @@ def test_wrong_attributes(text: str) -> None:
 
 
 def test_file_that_cannot_be_written(tmp_path: Path) -> None:
+    for url in ("http://", "https:///path", "ftp://host"):
+        with pytest.raises(ConfigError, match=f"payload_log: expected http://HOST, .* or a file, got '{url}'"):
+            Config(payload_log=url)
     with pytest.raises(ConfigError, match=r"payload_log: cannot write .*: No such file"):
         testing.serve(MODELS, payload_log=str(tmp_path / "none" / "events")).__enter__()

@@ -269,6 +269,7 @@ def test_wrong_changes(tmp_path: Path) -> None:
                 InvalidArgument,
                 "unexpected key 'weights', expected traffic, sticky, shadow, reset",
             ),
+            ({"shadow": {"version": "7"}}, InvalidArgument, "version 7 of model 'says' is not ready, only 1, 2"),
             ({"shadow": {"address": "here:1"}}, InvalidArgument, "only the model's versions.toml may send"),
         ):
             with pytest.raises(error, match=text):

@@ -738,6 +738,10 @@ class Config:
 
         self.endpoint_models  # noqa: B018 - it checks the list.
         self.payload_attributes  # noqa: B018 - it checks them.
+        if "://" in self.payload_log and not re.match("https?://[^/]", self.payload_log):
+            raise ConfigError(
+                f"payload_log: expected http://HOST, https://HOST or a file, got {self.payload_log!r}"
+            )
         if self.request_log.endswith("/"):
             raise ConfigError(
                 f"request_log: expected a name to begin with after the folder, got {self.request_log!r}"

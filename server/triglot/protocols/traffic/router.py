@@ -226,18 +226,25 @@ class Traffic(TrafficRules):
         weights = before.weights
         if change.weights:
             changes = {self._text(name, version): weight for version, weight in change.weights.items()}
-            ready = list(map(str, self._registry.ready_versions(name)))
             for version, weight in changes.items():
-                if weight and version not in ready:
-                    raise FailedPrecondition(
-                        f"version {version} of model '{name}' is not ready, only {', '.join(ready) or 'none'}"
-                    )
+                if weight:
+                    self._require_ready(name, version)
             weights = self._with_weights(name, before, changes)
-        if change.shadow is not None and change.shadow.model:
-            self._require(change.shadow.model, call)
+        if change.shadow is not None:
+            to_model = change.shadow.model or name
+            self._require(to_model, call)
+            if version := change.shadow.version:
+                self._require_ready(to_model, self._text(to_model, version))
         shadow = None if change.ends_shadow else before.shadow if change.shadow is None else change.shadow
         sticky = before.sticky if change.sticky is None else change.sticky
         return replace(before, weights=weights, sticky=sticky, shadow=shadow)
+
+    def _require_ready(self, name: str, version: str) -> None:
+        ready = list(map(str, self._registry.ready_versions(name)))
+        if version not in ready:
+            raise FailedPrecondition(
+                f"version {version} of model '{name}' is not ready, only {', '.join(ready) or 'none'}"
+            )
 
     def _with_weights(
         self, name: str, before: TrafficSettings, changes: Mapping[str, float]
