@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
 import pytest
@@ -24,11 +25,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 
 def run_over_each(client: Client, opened: dict[str, Connection]) -> Outcomes:
+    """Run the client's program once for each connection, all at a time: some cases wait for seconds."""
+    client.command()
     table = list(cases(f"{client.name} {uuid.uuid4()}"))
-    outcomes: Outcomes = {}
-    for name, connection in opened.items():
-        outcomes |= run_cases(client, connection, [case for case in table if name in case.over])
-    return outcomes
+    with ThreadPoolExecutor() as threads:
+        runs = [
+            threads.submit(run_cases, client, connection, [case for case in table if name in case.over])
+            for name, connection in opened.items()
+        ]
+        return {name: results for run in runs for name, results in run.result().items()}
 
 
 @pytest.mark.parametrize("name", [case.name for case in cases("")])

@@ -32,6 +32,19 @@ exports.result = (code, message, responses, trailers = {}) => ({
         ([name, value]) => [name, typeof value === "string" ? value : Buffer.from(value).toString("base64")])),
 });
 
+// Yields the requests: all at once, or in turns, each but the first after `next` was called; then the half-close.
+exports.sending = (requests, turns) => {
+    let next = () => {};
+    async function* messages() {
+        for (const request of requests) {
+            const turn = new Promise(resolve => { next = resolve; });
+            yield request;
+            if (turns) await turn;
+        }
+    }
+    return [messages(), () => next()];
+};
+
 async function repeat(make, connection, call) {
     const end = performance.now() + call.repeat_seconds * 1000;
     const codes = {};

@@ -74,4 +74,6 @@ function clientFor(connection, compression = "") {
     return clients.get(compression);
 }
 
-run(make);
+exports.CODES = CODES;
+exports.open = open;
+if (require.main === module) run(make);
