@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,12 +14,14 @@ import numpy as np
 import pytest
 
 from tests.scheduling.scripted_models import Counting, Inputs, Plain, Scripted, number
-from tests.transports.live import live, request
+from tests.transports.h2_peers import Client, data, message, request_fields
+from tests.transports.live import METHOD, live, request
 from tests.waiting import ever_later, until
 from triglot import InvalidArgument
 from triglot.core.response_buffer import STREAM_BUFFER
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve.stream import MAX_UNSENT
+from triglot.transports.http2.core import frames
 
 pytestmark = pytest.mark.both_transports
 
@@ -34,8 +37,8 @@ def asking(model: str, value: float, request_id: str, **parameters: bool) -> byt
 
 
 async def sending(*messages: bytes) -> AsyncIterator[bytes]:
-    for message in messages:
-        yield message
+    for sent in messages:
+        yield sent
 
 
 def final(answer: pb.ModelStreamInferResponse) -> bool:
@@ -146,6 +149,31 @@ async def test_a_decoupled_model_gives_many_answers_and_a_final_flag_if_asked(wa
         assert (last.infer_response.id, last.infer_response.model_name) == ("a", "count")
     assert values(answers) == [("a", value) for value in range(40)]
     assert not any(final(answer) for answer in answers)
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+async def test_a_deadline_is_the_status_of_the_call(decoupled: bool) -> None:
+    """For a client that waits until the server says so; also after responses."""
+    over = threading.Event()
+
+    def infer(inputs: Inputs) -> dict[str, Any]:
+        over.wait(20)
+        return {"y": inputs["x"]}
+
+    def infer_many(inputs: Inputs) -> Any:
+        yield {"y": inputs["x"]}
+        yield infer(inputs)
+
+    async with live({"late": Plain(infer_many if decoupled else infer)}) as server:
+        client = Client(*await asyncio.open_connection("127.0.0.1", server.server.grpc_port))
+        await client.greet()
+        fields = [(":authority", "a"), *request_fields(f"{METHOD}ModelStreamInfer"), ("grpc-timeout", "300m")]
+        await client.send(client.raw_headers(1, fields), data(1, message(asking("late", 1, "a"))))
+        received = await client.next(frames.DATA) if decoupled else None
+        assert (await client.status(1))["grpc-status"] == "4"
+        assert (received is not None) == decoupled
+        over.set()
+        await client.close()
 
 
 async def test_a_client_that_leaves_stops_the_model() -> None:

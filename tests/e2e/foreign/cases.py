@@ -104,6 +104,9 @@ def cases(unique: str) -> Iterator[Case]:
         yield Case(algorithm, (_echo(5 * MIB) | {"compression": algorithm},), (_echoed(5 * MIB),))
     late = {"code": "DEADLINE_EXCEEDED", "responses": []}
     yield Case("short deadline", (_seen(ms=10_000) | {"timeout_ms": 300},), (late,))
+    yield Case(
+        "short deadline of a stream", (_steps([100], ms=50) | {"timeout_ms": 300},), ({"code": late["code"]},)
+    )
     yield Case("long deadline", (_seen() | {"timeout_ms": LONG_MS},), (_saw(days=24),))
     yield Case("no deadline", (_seen(),), (_saw(days=-1),))
     text = _seen("x-text") | {"metadata": [["x-text", "a, b;c=d"]]}

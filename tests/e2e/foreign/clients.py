@@ -206,7 +206,11 @@ CLIENTS = [
         "connect-node",
         _node("connect_node.js"),
         {
-            "connection age": Limit("it does not retry what grpc.aio refuses", "REFUSED_STREAM", always=False),
+            "connection age": Limit(
+                "it may open a stream on a connection that ends, and does not retry what is refused",
+                "REFUSED_STREAM",
+                always=False,
+            ),
             "deflate": Limit("it has gzip and Brotli", "the package has no deflate"),
             "long deadline": Limit("it sets a timer of Node, at most 2³¹ ms", TOO_LATE),
         },

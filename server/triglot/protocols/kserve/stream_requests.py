@@ -182,8 +182,9 @@ class StreamRequests:
         call.model_name, call.request_id = request.model_name, request.id
         failure = name_request(as_serving_error(error, "ModelStreamInfer"), request.id)
         call.answered()
-        # Only an execution's error ends the call: rejections are sent in band, whatever the code (spec 2.8).
-        if self._end_on_error and (call.queued or call.began):
+        # Only an execution's error ends the call, and the call's own deadline, as gRPC has it: rejections are sent
+        # in band, whatever the code (spec 2.8).
+        if self._call.expired or (self._end_on_error and (call.queued or call.began)):
             self._endpoint.end(call, code, refusal)
             return failure
         encoded = encode_stream_infer(StreamError(request, failure))
