@@ -503,6 +503,8 @@ def test_flags_on_the_page_for_who_comes_from_triton() -> None:
 HANGS_UP_EARLY = """
 import os, signal, sys
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # Whatever nohup has said to the tests.
+
 class HangUp:
     def find_spec(self, name, path, target=None):
         if name == "triglot.cli.main":

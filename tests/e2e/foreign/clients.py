@@ -149,7 +149,7 @@ def connections(folder: Path) -> Iterator[dict[str, Connection]]:
         yield {
             "plain": Connection(plain),
             "unix": Connection(f"unix:{socket}"),
-            "keepalive": Connection(plain, keepalive_ms=1000),
+            "keepalive": Connection(plain, keepalive_ms=10_000),
             "tls": Connection(address(*files[:2]), ca),
             "mtls": Connection(address(*files, "--tls-client-auth=required"), ca, str(certificate), str(key)),
             "aging": Connection(address("--max-connection-age=1")),
