@@ -26,7 +26,7 @@ import os
 import re
 from pathlib import Path
 
-from helper import TIMES
+from times import TIMES
 from mlserver import MLModel
 from mlserver.codecs import NumpyCodec, StringCodec
 from mlserver.errors import InferenceError
@@ -97,7 +97,7 @@ def write(folder: Path, source: str = MODEL, name: str = "model.py", settings: A
     version = folder / "mine" / "3"
     version.mkdir(parents=True)
     (version / name).write_text(source)
-    (version / "helper.py").write_text("TIMES = 2\n")
+    (version / "times.py").write_text("TIMES = 2\n")
     if settings is not None:
         (version / "model-settings.json").write_text(json.dumps(settings))
     return folder / "mine"
