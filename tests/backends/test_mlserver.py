@@ -151,6 +151,21 @@ async def test_a_name_of_ones_own(tmp_path: Path) -> None:
         assert (await request_seen(client))["name"] == "mine"
 
 
+async def test_two_folders_with_files_of_one_name(tmp_path: Path) -> None:
+    """Each model has the class of its own folder."""
+    for name, factor in (("a", 2), ("b", 3)):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "runtime.py").write_text(MODEL)
+        (folder / "times.py").write_text(f"TIMES = {factor}\n")
+        (folder / "model-settings.json").write_text(json.dumps({"name": name, "implementation": "runtime.Mine"}))
+    async with serving(tmp_path) as client:
+        for name, factor in (("a", 2), ("b", 3)):
+            answer = await client.infer(name, {"x": X})
+            assert answer.outputs["y"].tolist() == [[factor, 2 * factor]]
+    assert not {"runtime", "times"} & sys.modules.keys()
+
+
 SETTINGS = {
     "name": "theirs",
     "implementation": "runtime.Mine",

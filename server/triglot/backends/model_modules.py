@@ -13,12 +13,15 @@ forwards to that model's.
 from __future__ import annotations
 
 import builtins
+import functools
 import importlib
+import inspect
 import itertools
 import os
 import pkgutil
 import sys
 import threading
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -29,6 +32,7 @@ from types import ModuleType
 from typing import Any, ClassVar, NoReturn
 
 from triglot.backends.child_modules import unique_name
+from triglot.model.model import Model
 
 _STANDARD_LIBRARY = str(Path(os.__file__).parent)
 running: ContextVar[ModelModules | None] = ContextVar("running_model_modules", default=None)
@@ -176,6 +180,24 @@ class ModelModules(ModuleFinder):
         module = builtins.__import__(self.real_name(name), globals, locals, fromlist or ())
         # `import a.b` expects a, `from a import b` expects a, too, and `from a.b import c` expects a.b.
         return module if fromlist else sys.modules[self.real_name(name.partition(".")[0])]
+
+
+def remove_with(model: Model, model_class: type[Model], finder: ModuleFinder) -> None:
+    """Remove the model's modules after it has been closed, or once it is garbage-collected without that."""
+    weakref.finalize(model, finder.close).atexit = False
+    # A weak reference, as the modules may refer to the model. A subclass's `close` need not call the base's.
+    close = inspect.getattr_static(model_class, "close")
+    served = weakref.ref(model)
+
+    @functools.wraps(model_class.close)
+    def close_and_remove(self: Model) -> None:
+        try:
+            close.__get__(self, model_class)()
+        finally:
+            if self is served():
+                finder.close()
+
+    model_class.close = close_and_remove  # type: ignore[method-assign]  # Each load has its own class.
 
 
 class _SourceLoader(FreshLoader):

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import difflib
-import functools
 import importlib.util
 import inspect
 import logging
 import sys
-import weakref
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -19,7 +17,7 @@ from triglot import parts
 from triglot.backends import foreign_classes, missing_dependency
 from triglot.backends.child_modules import unique_name
 from triglot.backends.foreign_classes import mentions
-from triglot.backends.model_modules import ModelModules, ModuleFinder
+from triglot.backends.model_modules import ModelModules, ModuleFinder, remove_with
 from triglot.core.errors import Code, MissingDependency, ModelLoadError, NeedsProcess
 from triglot.model import tensor_types
 from triglot.model.config import NO_CONFIG, REMOTE_EXECUTIONS, ModelConfig
@@ -95,7 +93,7 @@ def _load_foreign(file: Path, config: ModelConfig) -> Model:
     if model is None:
         return _load(file, config, module, modules)
     warn_of_reshapes(file, config)
-    _remove_with(model, type(model), modules)
+    remove_with(model, type(model), modules)
     return model
 
 
@@ -110,7 +108,7 @@ def _load(file: Path, config: ModelConfig, module: ModuleType, finder: ModuleFin
             raise NeedsProcess(text, execution, model_class.ray if execution == "ray" else None)
         warn_of_reshapes(file, config)
         model = model_class()
-        _remove_with(model, model_class, finder)
+        remove_with(model, model_class, finder)
         return _loaded(model, file, config)
     except BaseException:
         finder.close()
@@ -170,24 +168,6 @@ def spec_in_child(name: str, paths: Sequence[Path]) -> ModuleSpec:
     """See `child_modules.KINDS`; `paths` is the model's file."""
     (file,) = paths
     return _spec(file, ModuleFinder(name, [str(file.parent)]), name)
-
-
-def _remove_with(model: Model, model_class: type[Model], finder: ModuleFinder) -> None:
-    """Remove the model's modules after it has been closed, or once it is garbage-collected without that."""
-    weakref.finalize(model, finder.close).atexit = False
-    # A weak reference, as the modules may refer to the model. A subclass's `close` need not call the base's.
-    close = inspect.getattr_static(model_class, "close")
-    served = weakref.ref(model)
-
-    @functools.wraps(model_class.close)
-    def close_and_remove(self: Model) -> None:
-        try:
-            close.__get__(self, model_class)()
-        finally:
-            if self is served():
-                finder.close()
-
-    model_class.close = close_and_remove  # type: ignore[method-assign]  # Each load has its own class.
 
 
 def _model_classes(module: ModuleType) -> list[type[Model]]:

@@ -16,6 +16,7 @@ from triglot.backends.foreign_classes import CodeLoop, ForeignModel, ForeignStre
 from triglot.backends.mlserver import stand_in
 from triglot.backends.mlserver.settings import SETTINGS, values_of, warn_of_ignored
 from triglot.backends.mlserver.stand_in.metrics import CURRENT
+from triglot.backends.model_modules import ModelModules, remove_with
 from triglot.core.call import Call
 from triglot.core.errors import Internal, InvalidArgument, MissingDependency, ModelLoadError
 from triglot.core.tensor import Array, datatype_of
@@ -38,6 +39,20 @@ def load(file: Path, config: ModelConfig) -> Model:
     """
     mlserver = stand_in.provide()
     settings = _settings(mlserver, file, config, "")
+    # Else two folders with a file of one name would share the first one's class.
+    modules = ModelModules([file if file.is_dir() else file.parent])
+    try:
+        with modules.by_plain_names():
+            model = _load(mlserver, _class_of(mlserver, settings, file), settings, file, config)
+    except BaseException:
+        modules.close()
+        raise
+    remove_with(model, type(model), modules)
+    return model
+
+
+def _class_of(mlserver: Any, settings: Any, file: Path) -> Any:
+    """Return the class that the settings name. Raise as `load` does."""
     try:
         model_class = settings.implementation
     except ModuleNotFoundError as error:
@@ -51,7 +66,7 @@ def load(file: Path, config: ModelConfig) -> Model:
         raise missing_dependency(file, "the implementation", error) from error
     if not (isinstance(model_class, type) and issubclass(model_class, mlserver.MLModel)):
         raise ModelLoadError(f"{file}: implementation: expected a subclass of MLServer's MLModel")
-    return _load(mlserver, model_class, settings, file, config)
+    return model_class
 
 
 def model_of(model_class: type[Any], file: Path, config: ModelConfig) -> Model:
