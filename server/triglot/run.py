@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from triglot import backends, parts
-from triglot.config.options import GRPC_ADDRESS, NO_PORT, TOKEN_VARIABLE, Config, ConfigError
+from triglot.config.options import GRPC_ADDRESS, NO_PORT, Config, ConfigError
+from triglot.config.variables import TOKEN_VARIABLE
 from triglot.core.errors import ModelLoadError
 from triglot.dataplane.control import RETIRE, Control, Wanted
 from triglot.model.signature import ModelMetadata

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from triglot.config.options import GRPC_ADDRESS, OPTIONS, TOKEN_VARIABLE, ConfigError
+from triglot.config.options import GRPC_ADDRESS, OPTIONS, ConfigError
+from triglot.config.variables import TOKEN_VARIABLE
 
 if TYPE_CHECKING:
     import grpc

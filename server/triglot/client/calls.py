@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, TypedDict
 from triglot.client import wire
 from triglot.client.balancer import Balancer, Endpoint, Retries
 from triglot.client.wire import Inputs, Outputs, Parameters, Query
-from triglot.config.options import CLIENT_PREFIX, TOKEN_VARIABLE
+from triglot.config.variables import CLIENT_PREFIX, TOKEN_VARIABLE
 from triglot.core.errors import Code, Internal, ServingError, error_of
 
 if TYPE_CHECKING:

@@ -22,10 +22,6 @@ from triglot.config.trace_config import (
 from triglot.parts import PROTOCOLS
 
 ENVIRONMENT_PREFIX = "TRIGLOT_"
-TOKEN_VARIABLE = "TRIGLOT_TOKEN"
-"""Variable with the token of the client commands; not an option."""
-CLIENT_PREFIX = "TRIGLOT_CLIENT_"
-"""How the variables of `triglot.client` begin; no options."""
 ANY_HOST = "0.0.0.0"
 
 

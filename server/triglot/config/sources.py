@@ -14,14 +14,13 @@ from typing import Any
 from triglot.config.option_fields import flag_of, option_type, unknown
 from triglot.config.options import (
     ANY_HOST,
-    CLIENT_PREFIX,
     ENVIRONMENT_PREFIX,
     OPTIONS,
-    TOKEN_VARIABLE,
     Config,
     ConfigError,
     check_option,
 )
+from triglot.config.variables import CLIENT_PREFIX, TOKEN_VARIABLE
 
 # Set by Vertex AI for a custom container (tfs 7.7), besides AIP_STORAGE_URI.
 VERTEX = {"AIP_HTTP_PORT": "rest_port", "AIP_PREDICT_ROUTE": "predict_route", "AIP_HEALTH_ROUTE": "health_route"}

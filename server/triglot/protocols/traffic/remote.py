@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from triglot.core.call import Call
-from triglot.core.errors import FailedPrecondition, ServingError
+from triglot.core.errors import FailedPrecondition, as_serving_error
 from triglot.core.running import Sink
 from triglot.core.tensor import datatype_of
 from triglot.core.types import InferenceResponse, OutputTensor
@@ -48,8 +48,8 @@ class Remote:
                     request_id=request.id,
                     timeout=call.remaining,
                 )
-            except ServingError as error:
-                sink.end(error)
+            except Exception as error:  # Whatever it is, the copy has ended.
+                sink.end(as_serving_error(error, "the copy"))
                 return
             tensors = [OutputTensor(name, datatype_of(array), array) for name, array in outputs.items()]
             sink.send(InferenceResponse(self._model, outputs.model_version, "", tensors))
