@@ -6,7 +6,10 @@ import asyncio
 import contextlib
 import hashlib
 import signal
+import socket
 import subprocess
+import threading
+import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from concurrent import futures
 from pathlib import Path
@@ -183,6 +186,43 @@ def test_a_server_that_refuses_connections(address: str, kind: Kind) -> None:
             assert client.infer("same", {"x": [np.float32(number)]})["y"] == number
     with kind("127.0.0.1:1", retries=Retries(attempts=2)) as client, pytest.raises(triglot.Unavailable):
         client.infer("same", {"x": X})
+
+
+@contextlib.contextmanager
+def arriving_late(address: str, seconds: float) -> Iterator[str]:
+    """Yield the address of a way to a server on which its bytes arrive late."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def carry(source: socket.socket, target: socket.socket, wait: float) -> None:
+        with source, target, contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                time.sleep(wait)
+                target.sendall(data)
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):  # The listener was closed.
+            while True:
+                client, _ = listener.accept()
+                host, _, port = address.rpartition(":")
+                server = socket.create_connection((host, int(port)))
+                threading.Thread(target=carry, args=(client, server, 0.0), daemon=True).start()
+                threading.Thread(target=carry, args=(server, client, seconds), daemon=True).start()
+
+    thread = threading.Thread(target=accept, daemon=True)
+    thread.start()
+    try:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join()
+
+
+@KINDS
+def test_a_server_far_away(address: str, kind: Kind) -> None:
+    """The time to connect is not that between two attempts, which is short."""
+    with arriving_late(address, 0.5) as far, kind(far, retries=Retries(attempts=1)) as client:
+        assert client.infer("same", {"x": X})["y"].tolist() == X.tolist()
 
 
 @KINDS

@@ -56,11 +56,11 @@ CHANNEL: Final = (
     ("grpc.use_local_subchannel_pool", 1),  # By default, equal channels share a connection.
     ("grpc.enable_retries", 0),  # The client's own go to other servers.
     ("grpc.enable_http_proxy", 0),
+    # By gRPC's own, a server that was restarted is called again up to two minutes later.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2000),
+    ("grpc.min_reconnect_backoff_ms", 5000),  # Against its name: the time limit of an attempt to connect.
 )
-"""With gRPC's own, a server that was restarted is called again up to two minutes later."""
 
 
 @dataclass(frozen=True, slots=True)
