@@ -5,7 +5,8 @@
 Each file in tests/requirements/ defines an environment; each folder, with a package-lock.json, one of Node's. Its
 folder, .venv/NAME, records everything it was made from. If lines were only added to the file, these are installed
 into the existing environment, so that processes that use it are not disturbed; after any other change it is made
-anew. Uses only the standard library, because it runs before anything is installed.
+anew. Programs that tests compile are kept in the same way. Uses only the standard library, because it runs before
+anything is installed.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -126,19 +128,37 @@ def node_modules(name: str) -> Path:
     `npm ci` installs exactly what the environment's package-lock.json lists.
     """
     requirements = REQUIREMENTS / name
+
+    def install(folder: Path) -> None:
+        shutil.copytree(requirements, folder, dirs_exist_ok=True)
+        subprocess.run(["npm", "ci", "--no-audit", "--no-fund"], check=True, cwd=folder, stdout=sys.stderr)
+
+    return _kept(name, requirements, (requirements / "package-lock.json").read_text(), install) / "node_modules"
+
+
+def compiled(source: Path, command: list[str], **variables: str) -> Path:
+    """Return the folder that `command` compiled `source` in; runs it there first if they are not as they were."""
+
+    def compile_source(folder: Path) -> None:
+        subprocess.run(command, check=True, cwd=folder, stdout=sys.stderr, env={**os.environ, **variables})
+
+    return _kept(source.stem, source, json.dumps([source.read_text(), command, variables]), compile_source)
+
+
+def _kept(name: str, source: Path, wanted: str, make: Callable[[Path], None]) -> Path:
+    """Return the folder .venv/NAME; `make` fills it if it was not made from what is wanted."""
     folder = ROOT / ".venv" / name
     folder.parent.mkdir(exist_ok=True)
     stamp = folder / "made_of.json"
     with (folder.parent / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        wanted = (requirements / "package-lock.json").read_text()
         if not stamp.exists() or json.loads(stamp.read_text()) != wanted:
-            print(f"making .venv/{name} from {requirements.relative_to(ROOT)}  (once) …", file=sys.stderr)
+            print(f"making .venv/{name} from {source.relative_to(ROOT)}  (once) …", file=sys.stderr)
             shutil.rmtree(folder, ignore_errors=True)
-            shutil.copytree(requirements, folder)
-            subprocess.run(["npm", "ci", "--no-audit", "--no-fund"], check=True, cwd=folder, stdout=sys.stderr)
+            folder.mkdir()
+            make(folder)
             stamp.write_text(json.dumps(wanted))
-    return folder / "node_modules"
+    return folder
 
 
 if __name__ == "__main__":

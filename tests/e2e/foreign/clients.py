@@ -176,11 +176,21 @@ def _node(program: str) -> Command:
     return command
 
 
-def _need(program: str, packages: str) -> str:
-    """Return the path of a program; skips the test, naming Debian's packages, where it is not installed."""
+def _go() -> tuple[list[str], dict[str, str]]:
+    folder = Path("/usr/share/gocode")
+    go = _need("go", "golang-go golang-google-grpc-dev", folder / "src" / "google.golang.org" / "grpc")
+    source = PROGRAMS / "grpc_go.go"
+    build = [go, "build", "-o", source.stem, str(source)]
+    built = environments.compiled(source, build, GO111MODULE="off", GOPATH=str(folder))
+    return [str(built / source.stem)], {"GRPC_GO_RETRY": "on"}  # Until 1.40 retries are off.
+
+
+def _need(program: str, packages: str, *files: Path) -> str:
+    """Return the path of a program; skips the test, naming Debian's packages, where it or a file is missing."""
     found = shutil.which(program)
-    if found is None:
-        pytest.skip(f"{program} is not installed: apt install {packages}")
+    missing = [str(file) for file in files if not file.exists()]
+    if found is None or missing:
+        pytest.skip(f"{(missing or [program])[0]} is not installed: apt install {packages}")
     return found
 
 
@@ -215,4 +225,5 @@ CLIENTS = [
             "long deadline": Limit("it sets a timer of Node, at most 2³¹ ms", TOO_LATE),
         },
     ),
+    Client("grpc-go", _go, {"deflate": Limit("it has gzip", "Compressor is not installed")}),
 ]
