@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -185,6 +186,14 @@ def _go() -> tuple[list[str], dict[str, str]]:
     return [str(built / source.stem)], {"GRPC_GO_RETRY": "on"}  # Until 1.40 retries are off.
 
 
+@cache
+def _ruby() -> tuple[list[str], dict[str, str]]:
+    ruby = _need("ruby", "ruby ruby-grpc")
+    if subprocess.run([ruby, "-e", 'require "grpc"'], capture_output=True, check=False).returncode:
+        pytest.skip("the gem grpc is not installed: apt install ruby-grpc")
+    return [ruby, str(PROGRAMS / "grpc_ruby.rb")], {}
+
+
 def _need(program: str, packages: str, *files: Path) -> str:
     """Return the path of a program; skips the test, naming Debian's packages, where it or a file is missing."""
     found = shutil.which(program)
@@ -226,4 +235,5 @@ CLIENTS = [
         },
     ),
     Client("grpc-go", _go, {"deflate": Limit("it has gzip", "Compressor is not installed")}),
+    Client("grpc-ruby", _ruby),
 ]
