@@ -75,9 +75,32 @@ def test_attempts_and_the_budget() -> None:
     assert not made.may_retry(Unavailable("never again", retry_after=-1.0), 1)
 
 
+def test_one_that_owes_answers_is_checked_and_left_while_it_is_silent() -> None:
+    made = balancer(2, check_after=5.0)
+    silent, other = made.begin(0.0), made.begin(0.0)
+    made.end(other, None, 4.0)
+    assert made.to_check(4.9) == []
+    assert made.to_check(5.0) == [silent]
+    made.checked(silent, 5.1, answered=True)
+    assert made.to_check(10.0) == []
+    assert made.to_check(10.1) == [silent]
+    made.checked(silent, 10.2, answered=False)
+    made.end(silent, LOST, 10.2)
+    assert {made.begin(100.0 + number) for number in range(5)} == {other}
+    assert made.to_check(200.0) == [silent, other] or made.to_check(200.0) == [other, silent]
+    made.checked(silent, 200.0, answered=True)
+    assert made.begin(200.0) is silent
+
+
+def test_the_only_server_is_not_checked() -> None:
+    made = balancer(1)
+    made.begin(0.0)
+    assert made.to_check(100.0) == []
+
+
 def test_a_sequence_has_one_server() -> None:
     made = balancer()
-    assert len({made.begin_at(77).address for _ in range(5)}) == 1
+    assert len({made.begin_at(77, 0.0).address for _ in range(5)}) == 1
 
 
 def test_retries_are_checked() -> None:

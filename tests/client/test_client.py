@@ -360,6 +360,45 @@ def test_a_server_that_is_stopped(kind: Kind, tmp_path: Path) -> None:
 
 
 @KINDS
+def test_a_server_that_does_not_answer_health_checks(kind: Kind, tmp_path: Path) -> None:
+    """Without hedging, too, calls leave a server that the system stopped, and come back once it continues."""
+    write_model(tmp_path / "same")
+    with serve(tmp_path, process=True) as first, serve(tmp_path, process=True) as other:
+        inputs, retries = {"x": np.array([7], np.int32)}, Retries(check_after=0.5)
+        with kind([first.grpc_address, other.grpc_address], retries=retries) as client:
+            for stopped in (first, other):
+                stopped.process.signal(signal.SIGSTOP)
+                try:
+                    for _ in range(4):
+                        assert client.infer("same", inputs)["y"] == 7
+                finally:
+                    stopped.process.signal(signal.SIGCONT)
+
+
+@KINDS
+def test_a_slow_answer_is_waited_for_while_the_server_answers_health_checks(kind: Kind) -> None:
+    came = []
+
+    class Slow(GatedModel):
+        def infer(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+            came.append(inputs["x"])
+            outputs: dict[str, Any] = self._infer(inputs)
+            return outputs
+
+    slow, checks = Slow("infer"), Retries(check_after=0.1)
+    with serve({"gated": slow}) as server, kind([server.grpc_address, "127.0.0.1:1"], retries=checks) as client:
+        with futures.ThreadPoolExecutor(1) as threads:
+            try:
+                call = threads.submit(client.infer, "gated", {"x": X})
+                slow.wait_until_at("infer")
+                assert not futures.wait([call], timeout=1).done
+            finally:
+                slow.open_point("infer")
+            assert call.result()["y"].tolist() == X.tolist()
+        assert len(came) == 1
+
+
+@KINDS
 def test_settings_of_the_environment(address: str, kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIGLOT_CLIENT_SERVERS", f"{address}, 127.0.0.1:1")
     monkeypatch.setenv("TRIGLOT_CLIENT_PROTOCOL", PREDICT)

@@ -29,18 +29,23 @@ class Retries:
     `first_delay` and `longest_delay`: seconds before the next attempt where the server does not say when, doubled
     each time, with jitter; another server that is there is tried at once. `hedge_after`: seconds without an answer
     after which the same call is also sent to another server, and the first answer taken; None: never.
+    `check_after`: seconds after which one of several servers that owes answers is asked for its health; if that
+    has no answer for as long again, its calls are sent to others, until it answers.
     """
 
     attempts: int = 4
     budget: float = 0.1
-    burst: int = 20
+    burst: int = 100
     first_delay: float = 0.05
     longest_delay: float = 2.0
     hedge_after: float | None = None
+    check_after: float = 5.0
 
     def __post_init__(self) -> None:
         if self.attempts < 1 or self.budget < 0 or self.burst < 0:
             raise ValueError(f"expected attempts >= 1, budget >= 0 and burst >= 0, got {self}")
+        if not self.check_after > 0 or (self.hedge_after is not None and not self.hedge_after > 0):
+            raise ValueError(f"expected check_after > 0 and hedge_after > 0, got {self}")
 
 
 @dataclass(slots=True, eq=False)
@@ -53,6 +58,10 @@ class Endpoint:
     """Those in a row."""
     back_at: float = 0.0
     """When it may be tried again, in seconds of the monotonic clock."""
+    heard_at: float = 0.0
+    """When it last answered, or got a call while it owed no answer."""
+    silent: bool = False
+    """Whether its last health check had no answer."""
 
 
 @dataclass(slots=True)
@@ -77,23 +86,28 @@ class Balancer:
             self._turn += 1
             first = self._turn % len(self.endpoints)  # Of equal ones, each in turn.
             turned = (*self.endpoints[first:], *self.endpoints[:first])
-            chosen = min(turned, key=lambda each: (each in tried, max(each.back_at - now, 0.0), each.in_flight))
-            chosen.in_flight += 1
+            chosen = min(
+                turned,
+                key=lambda each: (each.silent, each in tried, max(each.back_at - now, 0.0), each.in_flight),
+            )
+            self._sent(chosen, now)
             if chosen.back_at > 0.0 and chosen.back_at <= now:  # One call finds out whether it is back.
                 chosen.back_at = now + self._delay(chosen.failures)
             return chosen
 
-    def begin_at(self, number: int) -> Endpoint:
+    def begin_at(self, number: int, now: float) -> Endpoint:
         """Return the server for this number, always the same one; its call is in flight there until `end`."""
         with self._lock:
             chosen = self.endpoints[number % len(self.endpoints)]
-            chosen.in_flight += 1
+            self._sent(chosen, now)
             return chosen
 
     def end(self, endpoint: Endpoint, error: ServingError | None, now: float) -> None:
         """Note the outcome of an attempt."""
         with self._lock:
             endpoint.in_flight -= 1
+            if error is None or error.code is not Code.DEADLINE_EXCEEDED:
+                endpoint.heard_at = now
             if error is None or error.code not in FAILED:
                 endpoint.failures, endpoint.back_at = 0, 0.0
                 self.tokens = min(self.tokens + self.retries.budget, float(self.retries.burst))
@@ -114,6 +128,22 @@ class Balancer:
                 endpoint.failures += 1
                 endpoint.back_at = now + self._delay(endpoint.failures)
 
+    def to_check(self, now: float) -> list[Endpoint]:
+        """Return the servers to ask for their health: those that owe answers, and those that are silent."""
+        if len(self.endpoints) == 1:
+            return []  # There is no other for its calls.
+        since = now - self.retries.check_after
+        return [each for each in self.endpoints if each.silent or (each.in_flight and each.heard_at <= since)]
+
+    def checked(self, endpoint: Endpoint, now: float, *, answered: bool) -> None:
+        """Note whether a server answered a health check."""
+        with self._lock:
+            if answered:
+                endpoint.heard_at = now
+                if endpoint.silent:
+                    endpoint.failures, endpoint.back_at = 0, 0.0
+            endpoint.silent = not answered
+
     def may_retry(self, error: ServingError, attempts: int) -> bool:
         """Whether a call that failed after so many attempts is tried again; it then counts in the budget."""
         refused = error.retry_after is not None and error.retry_after < 0
@@ -130,9 +160,14 @@ class Balancer:
     def wait(self, now: float, tried: Collection[Endpoint]) -> float:
         """Return the seconds until the next attempt: none while a server that was not `tried` is there."""
         with self._lock:
-            if any(each not in tried and each.back_at <= now for each in self.endpoints):
+            if any(each not in tried and not each.silent and each.back_at <= now for each in self.endpoints):
                 return 0.0
             return max(0.0, min(each.back_at for each in self.endpoints) - now)
+
+    def _sent(self, endpoint: Endpoint, now: float) -> None:
+        if not endpoint.in_flight:
+            endpoint.heard_at = now
+        endpoint.in_flight += 1
 
     def _delay(self, failures: int) -> float:
         delay = min(self.retries.first_delay * 2.0 ** min(failures - 1, 30), self.retries.longest_delay)

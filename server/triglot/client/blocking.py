@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import queue
+import threading
 import time
+import weakref
 from collections.abc import Generator, Sequence
 from types import TracebackType
 from typing import Self, Unpack
 
 import grpc
 
-from triglot.client.balancer import RETRIED, Endpoint
+from triglot.client.balancer import Endpoint
 from triglot.client.calls import (
     CHANNEL,
     HEALTH,
     HEALTH_SECONDS,
     CallOptions,
     Options,
+    Outcome,
     Sending,
     Settings,
     from_environment,
     is_absent,
+    is_silent,
+    no_answer,
     outputs_of,
     serving_error,
 )
 from triglot.client.wire import Inputs, Outputs, health_request, is_serving, kserve_stream_outputs
 from triglot.core.errors import ServingError
+
+log = logging.getLogger(__name__)
 
 
 class Client:
@@ -39,16 +48,12 @@ class Client:
 
     def __init__(self, servers: str | Sequence[str], **options: Unpack[Options]) -> None:
         self._settings = Settings(servers, **options)
-        self._balancer = self._settings.balancer
-        credentials = self._settings.credentials
-        self._channels = {
-            endpoint: grpc.insecure_channel(endpoint.address, CHANNEL)
-            if credentials is None
-            else grpc.secure_channel(endpoint.address, credentials, CHANNEL)
-            for endpoint in self._balancer.endpoints
-        }
-        method = self._settings.protocol.infer
-        self._infer = {endpoint: channel.unary_unary(method) for endpoint, channel in self._channels.items()}
+        endpoints = self._settings.balancer.endpoints
+        self._connections = {endpoint: _Connection(endpoint, self._settings) for endpoint in endpoints}
+        self._closed = threading.Event()
+        if len(endpoints) > 1:
+            arguments = (weakref.ref(self), self._closed, self._settings.retries.check_after / 4)
+            threading.Thread(target=_watch, args=arguments, name="triglot-client", daemon=True).start()
 
     @classmethod
     def from_env(cls, **options: Unpack[Options]) -> Self:
@@ -62,12 +67,31 @@ class Client:
         Raise `ServingError`, and `TypeError` for what the protocol cannot express.
         """
         sending = self._settings.sending(model, inputs, options)
-        while True:
-            try:
-                return outputs_of(self._settings.protocol.outputs, self._attempt(sending))
-            except ServingError as error:
-                wait = self._settings.wait_after(error, sending)
-            time.sleep(wait)
+        return outputs_of(self._settings.protocol.outputs, self._response(sending))
+
+    def _response(self, sending: Sending) -> bytes:
+        """Take the steps of a call's attempts; only calls that may be hedged have a second one meanwhile."""
+        hedged = self._settings.hedge_after(sending) is not None
+        outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+        calls: list[grpc.Future[bytes]] = []
+        steps, outcome = self._settings.attempts(sending), None
+        try:
+            while True:
+                step, outcome = steps.send(outcome), None
+                if not isinstance(step, Endpoint):
+                    with contextlib.suppress(queue.Empty):
+                        outcome = outcomes.get(timeout=step)
+                elif hedged:
+                    calls.append(self._connections[step].start(sending, outcomes))
+                else:
+                    outcomes.put(self._connections[step].call(sending))
+        except StopIteration as done:
+            response: bytes = done.value
+            return response
+        finally:
+            steps.close()
+            for call in calls:
+                call.cancel()
 
     def stream(self, model: str, inputs: Inputs, **options: Unpack[CallOptions]) -> Generator[Outputs, None, None]:
         """Call a model that answers several times, and yield the outputs of each response. KServe V2.
@@ -79,14 +103,15 @@ class Client:
 
     def _stream(self, method: str, sending: Sending) -> Generator[Outputs, None, None]:
         endpoint = self._settings.begin(sending)
+        connection = self._connections[endpoint]
         failed: ServingError | None = None
-        start = self._channels[endpoint].stream_stream(method)
+        start = connection.channel.stream_stream(method)
         call = start(iter([sending.message]), timeout=sending.left(), metadata=sending.metadata)
         try:
             for answer in call:
                 yield outputs_of(kserve_stream_outputs, answer)
         except grpc.RpcError as error:
-            failed = serving_error(error)
+            failed = connection.failure(error)
             raise failed from None
         finally:
             call.cancel()
@@ -94,10 +119,9 @@ class Client:
 
     def is_ready(self, model: str = "") -> bool:
         """Whether a server, or a model on one of the servers, answers calls: by gRPC's health protocol."""
-        request, metadata = health_request(model), self._settings.metadata()
-        for channel in self._channels.values():
+        for connection in self._connections.values():
             try:
-                answer = channel.unary_unary(HEALTH)(request, timeout=HEALTH_SECONDS, metadata=metadata)
+                answer = connection.health(HEALTH_SECONDS, model)
             except grpc.RpcError as error:
                 failed = serving_error(error)
                 if not is_absent(failed):
@@ -107,10 +131,28 @@ class Client:
                     return True
         return False
 
+    def check(self) -> None:
+        """Ask the servers for their health that owe answers for long; calls to those without an answer fail."""
+        balancer, seconds = self._settings.balancer, self._settings.retries.check_after
+        for endpoint in balancer.to_check(time.monotonic()):
+            try:
+                self._connections[endpoint].health(seconds)
+            except grpc.RpcError as error:
+                answered = not is_silent(serving_error(error))
+            else:
+                answered = True
+            balancer.checked(endpoint, time.monotonic(), answered=answered)
+            if not answered and endpoint.in_flight:
+                silent = self._connections[endpoint]
+                self._connections[endpoint] = _Connection(endpoint, self._settings)
+                silent.given_up = True
+                silent.channel.close()
+
     def close(self) -> None:
         """Close the connections."""
-        for channel in self._channels.values():
-            channel.close()
+        self._closed.set()
+        for connection in self._connections.values():
+            connection.channel.close()
 
     def __enter__(self) -> Self:
         return self
@@ -120,58 +162,68 @@ class Client:
     ) -> None:
         self.close()
 
-    def _attempt(self, sending: Sending) -> bytes:
-        """Return the response of one server, or of the first of two that answers."""
-        endpoint = self._settings.begin(sending)
-        if self._settings.hedges(sending):
-            return self._hedged(endpoint, sending)
-        failed: ServingError | None = None
+
+class _Connection:
+    """A channel to a server."""
+
+    def __init__(self, endpoint: Endpoint, settings: Settings) -> None:
+        self._endpoint = endpoint
+        self._settings = settings
+        self.channel = (
+            grpc.insecure_channel(endpoint.address, CHANNEL)
+            if settings.credentials is None
+            else grpc.secure_channel(endpoint.address, settings.credentials, CHANNEL)
+        )
+        self._infer = self.channel.unary_unary(settings.protocol.infer)
+        self.given_up = False
+        """Whether it was closed as the server did not answer."""
+
+    def call(self, sending: Sending) -> Outcome:
+        """Send a call, and wait for its outcome."""
         try:
-            answer: bytes = self._infer[endpoint](
-                sending.message, timeout=sending.left(), metadata=sending.metadata
+            response: bytes = self._infer(sending.message, timeout=sending.left(), metadata=sending.metadata)
+        except (grpc.RpcError, ValueError) as error:
+            return Outcome(self._endpoint, self.failure(error))
+        return Outcome(self._endpoint, None, response)
+
+    def start(self, sending: Sending, outcomes: queue.SimpleQueue[Outcome]) -> grpc.Future[bytes]:
+        """Send a call whose outcome is put among the others."""
+
+        def done(call: grpc.Future[bytes]) -> None:
+            outcomes.put(
+                Outcome(self._endpoint, None, call.result())
+                if call.code() is grpc.StatusCode.OK
+                else Outcome(self._endpoint, self.failure(call))
             )
-        except grpc.RpcError as error:
-            failed = serving_error(error)
-            raise failed from None
-        finally:
-            self._settings.end(endpoint, failed)
+
+        call = self._infer.future(sending.message, timeout=sending.left(), metadata=sending.metadata)
+        call.add_done_callback(done)
+        return call
+
+    def failure(self, error: grpc.RpcError | ValueError) -> ServingError:
+        """Return the `ServingError` of a call; raise what is no outcome of one."""
+        if self.given_up:
+            return no_answer(self._endpoint)
+        if isinstance(error, ValueError):  # By which gRPC refuses wrong arguments, and channels that are closed.
+            raise error
+        return serving_error(error)
+
+    def health(self, seconds: float, model: str = "") -> bytes:
+        """Return the server's answer on its health. Raise gRPC's error."""
+        method = self.channel.unary_unary(HEALTH)
+        answer: bytes = method(health_request(model), timeout=seconds, metadata=self._settings.metadata())
         return answer
 
-    def _hedged(self, first: Endpoint, sending: Sending) -> bytes:
-        answered: queue.SimpleQueue[grpc.Future[bytes]] = queue.SimpleQueue()
-        calls: dict[grpc.Future[bytes], Endpoint] = {}
 
-        def start(endpoint: Endpoint) -> None:
-            call = self._infer[endpoint].future(sending.message, timeout=sending.left(), metadata=sending.metadata)
-            calls[call] = endpoint
-            call.add_done_callback(answered.put)
-
-        start(first)
-        wait = self._settings.retries.hedge_after
-        failed: ServingError | None = None
+def _watch(client: weakref.ref[Client], closed: threading.Event, seconds: float) -> None:
+    """Check servers until the client is closed or forgotten."""
+    while not closed.wait(seconds):
+        watched = client()
+        if watched is None:
+            return
         try:
-            while calls:
-                try:
-                    call = answered.get(timeout=wait)
-                except queue.Empty:
-                    wait = None  # Every call ends by its deadline.
-                    if self._balancer.spend():
-                        start(self._settings.begin(sending))
-                    continue
-                wait, endpoint = None, calls.pop(call)
-                try:
-                    answer: bytes = call.result()
-                except grpc.RpcError as error:
-                    failed = serving_error(error)
-                    self._settings.end(endpoint, failed)
-                    if failed.code not in RETRIED:
-                        break
-                else:
-                    self._settings.end(endpoint, None)
-                    return answer
-            assert failed is not None
-            raise failed
-        finally:
-            for call, endpoint in calls.items():
-                call.cancel()
-                self._balancer.cancel(endpoint, time.monotonic(), slow=endpoint is first)
+            watched.check()
+        except Exception:  # Such as that of a function for tokens.
+            if not closed.is_set():
+                log.exception("the servers' health cannot be checked")
+        del watched

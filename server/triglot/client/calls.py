@@ -6,16 +6,16 @@ import os
 import re
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypedDict
+from typing import TYPE_CHECKING, Final, NamedTuple, TypedDict
 
 from triglot.client import wire
-from triglot.client.balancer import Balancer, Endpoint, Retries
+from triglot.client.balancer import RETRIED, Balancer, Endpoint, Retries
 from triglot.client.wire import Inputs, Outputs, Parameters, Query
 from triglot.config.variables import CLIENT_PREFIX, TOKEN_VARIABLE
-from triglot.core.errors import Code, Internal, ServingError, error_of
+from triglot.core.errors import Code, Internal, ServingError, Unavailable, error_of
 
 if TYPE_CHECKING:
     import grpc
@@ -114,6 +114,14 @@ class CallOptions(TypedDict, total=False):
     headers: Mapping[str, str] | None
 
 
+class Outcome(NamedTuple):
+    """What became of a call that was sent to a server: a response, or an error."""
+
+    endpoint: Endpoint
+    error: ServingError | None
+    response: bytes = b""
+
+
 @dataclass(slots=True)
 class Sending:
     """A call while it is sent, to one server or several."""
@@ -194,27 +202,63 @@ class Settings:
     def begin(self, sending: Sending) -> Endpoint:
         """Return the server for an attempt, which counts as in flight there until `end`."""
         if sending.sequence:
-            endpoint = self.balancer.begin_at(sending.sequence)
+            endpoint = self.balancer.begin_at(sending.sequence, time.monotonic())
         else:
             endpoint = self.balancer.begin(time.monotonic(), sending.tried)
         sending.tried.append(endpoint)
         return endpoint
 
-    def hedges(self, sending: Sending) -> bool:
-        """Whether a call may go to two servers at once."""
-        return self.retries.hedge_after is not None and not sending.sequence and len(self.balancer.endpoints) > 1
+    def end(self, endpoint: Endpoint, error: ServingError | None) -> None:
+        """Note the outcome of an attempt."""
+        self.balancer.end(endpoint, error, time.monotonic())
 
-    def wait_after(self, error: ServingError, sending: Sending) -> float:
+    def hedge_after(self, sending: Sending) -> float | None:
+        """Return the seconds without an answer after which a call also goes to another server; None: never."""
+        if sending.sequence or len(self.balancer.endpoints) == 1:
+            return None
+        return self.retries.hedge_after
+
+    def attempts(self, sending: Sending) -> Generator[Endpoint | float | None, Outcome | None, bytes]:
+        """Say what to do for a call, one step after the other, and return its response.
+
+        A step is a server, to which the call is to be sent, or the longest time to wait for an outcome, in seconds
+        (None: any); what is sent back then is an outcome, or None when the time is over. Raise `ServingError`.
+        Close it at the end of the call: what has no answer by then is not waited for.
+        """
+        hedge_after = self.hedge_after(sending)
+        waiting: list[Endpoint] = []
+        overtaken = None
+        try:
+            waiting.append(self.begin(sending))
+            yield waiting[-1]
+            while True:
+                outcome = yield (hedge_after if len(waiting) == 1 else None)
+                if outcome is None:
+                    if self.balancer.spend():
+                        waiting.append(self.begin(sending))
+                        yield waiting[-1]
+                    continue
+                if outcome.error is None and outcome.endpoint is not waiting[0]:
+                    overtaken = waiting[0]
+                waiting.remove(outcome.endpoint)
+                self.end(outcome.endpoint, outcome.error)
+                if outcome.error is None:
+                    return outcome.response
+                if not waiting or outcome.error.code not in RETRIED:
+                    yield self._wait_after(outcome.error, sending)
+                    waiting.append(self.begin(sending))
+                    yield waiting[-1]
+        finally:
+            for endpoint in waiting:
+                self.balancer.cancel(endpoint, time.monotonic(), slow=endpoint is overtaken)
+
+    def _wait_after(self, error: ServingError, sending: Sending) -> float:
         """Return the seconds until the next attempt. Raise the error if there is none."""
         if not sending.sequence and self.balancer.may_retry(error, len(sending.tried)):
             wait = self.balancer.wait(time.monotonic(), sending.tried)
             if wait < sending.left():
                 return wait
         raise error
-
-    def end(self, endpoint: Endpoint, error: ServingError | None) -> None:
-        """Note the outcome of an attempt."""
-        self.balancer.end(endpoint, error, time.monotonic())
 
 
 def _lower(headers: Mapping[str, str] | None) -> Metadata:
@@ -267,6 +311,16 @@ def serving_error(error: grpc.RpcError) -> ServingError:
 def is_absent(error: ServingError) -> bool:
     """Whether an answer to a question of health says that no server is ready there."""
     return error.code in (Code.NOT_FOUND, Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED)
+
+
+def is_silent(error: ServingError) -> bool:
+    """Whether a health check had no answer; a server without gRPC's health protocol answers, too."""
+    return error.code in (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED)
+
+
+def no_answer(endpoint: Endpoint) -> ServingError:
+    """Return the error of a call to a server that does not answer health checks."""
+    return Unavailable(f"{endpoint.address} answered neither the call nor a health check")
 
 
 def outputs_of(read: Callable[[bytes], Outputs], message: bytes) -> Outputs:
