@@ -45,5 +45,12 @@ def test_case(client: Client, name: str, run: Run) -> None:
 
 
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
+def test_client_of_an_old_connection_has_a_new_one(client: Client, run: Run) -> None:
+    first, last = run(client)["connection age"]
+    assert first["ports"]
+    assert not set(first["ports"]) & set(last["ports"])
+
+
+@pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
 def test_limits_are_of_cases(client: Client) -> None:
     assert set(client.limits) <= {case.name for case in cases("")}

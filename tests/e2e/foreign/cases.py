@@ -126,7 +126,7 @@ def cases(unique: str) -> Iterator[Case]:
     stream = _steps([1000], ms=20, request_id=f"cancel {unique}") | {"cancel_after": 3}
     closed = _steps([-1], ms=10_000, request_id=f"cancel {unique}")
     yield Case("cancel in mid-stream", (stream, closed), (cancelled, _stepped(1)))
-    stream = _steps([1000], ms=20, request_id=f"leave {unique}") | {"leave_after": 3}
+    stream = _steps([200], ms=20, request_id=f"leave {unique}") | {"leave_after": 3}
     closed = _steps([-1], ms=2_000, request_id=f"leave {unique}")
     yield Case("leave in mid-stream", (stream, closed), ({"code": "LEFT"}, _stepped(1)))
     watch = {
@@ -142,7 +142,7 @@ def cases(unique: str) -> Iterator[Case]:
     # Time for one ping, 10 s after the call's beginning: grpc.aio closes connections that ping more often.
     yield Case("idle under keep-alive", (_seen(ms=11_000), _echo(8)), (_saw(), _echoed(8)), ("keepalive",))
     again = _echo(1000) | {"repeat_seconds": 2, "timeout_ms": 20_000}
-    yield Case("connection age", (again,), ({"code": "OK"},), ("aging",))
+    yield Case("connection age", (_echo(1), again), (_echoed(1), {"code": "OK"}), ("aging",))
 
 
 def _decoded(call: Json, response: Json) -> Json:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests import environments
@@ -87,7 +88,7 @@ class Client:
                 "responses": [],
             }
             result: Json = json.loads(line) if line else no_result
-            return result
+            return result | {"ports": ports(process.pid)}
 
         with process:
             try:
@@ -97,6 +98,15 @@ class Client:
                 process.wait(SECONDS)
             finally:
                 process.kill()
+
+
+def ports(pid: int) -> list[int]:
+    """Return the local ports of a process's open connections: each number is another connection."""
+    return [
+        found.laddr.port
+        for found in psutil.net_connections("tcp")
+        if found.pid == pid and found.laddr and found.status == psutil.CONN_ESTABLISHED
+    ]
 
 
 Outcomes = dict[str, list[Json]]
@@ -194,15 +204,6 @@ def _ruby() -> tuple[list[str], dict[str, str]]:
     return [ruby, str(PROGRAMS / "grpc_ruby.rb")], {}
 
 
-def _cpp() -> tuple[list[str], dict[str, str]]:
-    headers = [Path("/usr/include", name) for name in ("grpcpp/grpcpp.h", "nlohmann/json.hpp")]
-    compiler = _need("g++", "g++ libgrpc++-dev nlohmann-json3-dev", *headers)
-    source = PROGRAMS / "grpc_cpp.cpp"
-    libraries = [f"-l{name}" for name in ("grpc++", "grpc", "gpr", "absl_strings", "absl_synchronization", "z")]
-    built = environments.compiled(source, [compiler, "-std=c++17", "-o", source.stem, str(source), *libraries])
-    return [str(built / source.stem)], {}
-
-
 def _need(program: str, packages: str, *files: Path) -> str:
     """Return the path of a program; skips the test, naming Debian's packages, where it or a file is missing."""
     found = shutil.which(program)
@@ -216,6 +217,31 @@ TOO_LATE = "DEADLINE_EXCEEDED"
 NOT_CLOSED = "'int_contents': [0]"
 CLIENTS = [
     Client("grpcio", _python("dev", "grpc_client.py")),
+    Client("grpcio 1.49", _python("foreign_grpcio_1_49", "grpc_client.py")),
+    Client("grpcio 1.59", _python("foreign_grpcio_1_59", "grpc_client.py")),
+    Client(
+        "grpclib",
+        _python("foreign_grpclib", "grpclib_client.py"),
+        {
+            "connection age": Limit(
+                "it closes a connection at its GOAWAY, with the calls on it, and retries none",
+                "StreamTerminatedError",
+                always=False,
+            ),
+            "deflate": Limit("it has no compression", "the package has no compression"),
+            "gzip": Limit("it has no compression", "the package has no compression"),
+            "leave in mid-stream": Limit("the end of its `async with` waits for the stream's end", NOT_CLOSED),
+        },
+    ),
+    Client(
+        "connectrpc",
+        _python("foreign_connect", "connect_python.py"),
+        {
+            "bidirectional over unix": Limit("it connects to hosts", "the package has no Unix sockets"),
+            "deflate": Limit("it has gzip, Brotli and Zstandard", "the package has no deflate"),
+            "unary over unix": Limit("it connects to hosts", "the package has no Unix sockets"),
+        },
+    ),
     Client(
         "grpc-js",
         _node("grpc_js.js"),
@@ -245,5 +271,4 @@ CLIENTS = [
     ),
     Client("grpc-go", _go, {"deflate": Limit("it has gzip", "Compressor is not installed")}),
     Client("grpc-ruby", _ruby),
-    Client("grpc-c++", _cpp),
 ]

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import base64
+import asyncio
 import json
-import math
 import queue
 import sys
-import time
-import zlib
-from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
+from calls import pairs, request, response, result, run
 
-BLOCK = 65_521
 COMPRESSION = {"gzip": grpc.Compression.Gzip, "deflate": grpc.Compression.Deflate}
 RETRIES = {
     "methodConfig": [
@@ -57,40 +54,13 @@ def open_channel(connection: dict[str, Any]) -> grpc.Channel:
     return grpc.secure_channel(connection["address"], grpc.ssl_channel_credentials(*files), options)
 
 
-def pattern(size: int) -> bytes:
-    """Return the bytes that `fill` of a request stands for."""
-    block, x = bytearray(), 1
-    for _ in range(BLOCK):
-        x = (x * 1664525 + 1013904223) & 0xFFFFFFFF
-        block.append(x >> 24)
-    return (bytes(block) * math.ceil(size / BLOCK))[:size]
-
-
-def request(described: dict[str, Any]) -> bytes:
-    return base64.b64decode(described["head"]) + pattern(described.get("fill", 0))
-
-
-def response(message: bytes, tail: int) -> dict[str, Any]:
-    cut = len(message) - tail
-    return {"head": base64.b64encode(message[:cut]).decode(), "crc32": zlib.crc32(message[cut:])}
-
-
-def value(name: str, text: str) -> Any:
-    return base64.b64decode(text) if name.endswith("-bin") else text
-
-
-def text(name: str, value: Any) -> str:
-    return base64.b64encode(value).decode() if name.endswith("-bin") else value
-
-
 def make(channel: grpc.Channel, call: dict[str, Any]) -> dict[str, Any]:
     """Make a call; returns its result."""
     requests = [request(described) for described in call["requests"]]
     options: dict[str, Any] = {
-        "metadata": [(name, value(name, text)) for name, text in call.get("metadata", [])],
+        "metadata": pairs(call),
         "timeout": call["timeout_ms"] / 1000 if "timeout_ms" in call else None,
         "compression": COMPRESSION.get(call.get("compression", "")),
-        "wait_for_ready": None,
     }
     responses: list[dict[str, Any]] = []
     stop = call.get("cancel_after", 0) or call.get("leave_after", 0)
@@ -130,29 +100,9 @@ def make(channel: grpc.Channel, call: dict[str, Any]) -> dict[str, Any]:
         return result(error.code().name, error.details(), responses, error.trailing_metadata())
 
 
-def result(code: str, message: str, responses: list[Any], trailers: Any = ()) -> dict[str, Any]:
-    named = {name: text(name, value) for name, value in trailers or ()}
-    return {"code": code, "message": message, "responses": responses, "trailers": named}
-
-
-def repeat(channel: grpc.Channel, call: dict[str, Any]) -> dict[str, Any]:
-    """Make a call again and again; returns the result of the first that failed, or of the last."""
-    end = time.monotonic() + call["repeat_seconds"]
-    codes: Counter[str] = Counter()
-    shown = None
-    while time.monotonic() < end:
-        last = make(channel, call)
-        codes[last["code"]] += 1
-        if shown is None or shown["code"] == "OK":
-            shown = last
-    return {**shown, "codes": codes}
-
-
-def main() -> None:
+async def main() -> None:
     with open_channel(json.loads(sys.argv[1])) as channel:
-        for line in sys.stdin:
-            call = json.loads(line)
-            print(json.dumps((repeat if "repeat_seconds" in call else make)(channel, call)), flush=True)
+        await run(partial(make, channel))
 
 
-main()
+asyncio.run(main())
