@@ -204,6 +204,15 @@ def _ruby() -> tuple[list[str], dict[str, str]]:
     return [ruby, str(PROGRAMS / "grpc_ruby.rb")], {}
 
 
+def _cpp() -> tuple[list[str], dict[str, str]]:
+    headers = [Path("/usr/include", name) for name in ("grpcpp/grpcpp.h", "nlohmann/json.hpp")]
+    compiler = _need("g++", "g++ libgrpc++-dev nlohmann-json3-dev", *headers)
+    source = PROGRAMS / "grpc_cpp.cpp"
+    libraries = [f"-l{name}" for name in ("grpc++", "grpc", "gpr", "absl_strings", "absl_synchronization", "z")]
+    built = environments.compiled(source, [compiler, "-std=c++17", "-o", source.stem, str(source), *libraries])
+    return [str(built / source.stem)], {}
+
+
 def _need(program: str, packages: str, *files: Path) -> str:
     """Return the path of a program; skips the test, naming Debian's packages, where it or a file is missing."""
     found = shutil.which(program)
@@ -271,4 +280,5 @@ CLIENTS = [
     ),
     Client("grpc-go", _go, {"deflate": Limit("it has gzip", "Compressor is not installed")}),
     Client("grpc-ruby", _ruby),
+    Client("grpc-c++", _cpp),
 ]
