@@ -91,21 +91,21 @@ def cases(unique: str) -> Iterator[Case]:
     """Yield the table for one run of a client on one server; `unique` is part of ids that the server remembers."""
     for over in ("plain", "tls", "mtls", "unix"):
         suffix = "" if over == "plain" else f" over {over}"
-        yield Case(f"unary{suffix}", (_echo(1000),), (_echoed(1000),), (over,))
-        yield Case(f"bidirectional{suffix}", (_steps([1, 1, 1]),), (_stepped(0, 0, 0),), (over,))
+        yield Case(f"unary{suffix}", (echo(1000),), (_echoed(1000),), (over,))
+        yield Case(f"bidirectional{suffix}", (steps([1, 1, 1]),), (_stepped(0, 0, 0),), (over,))
     yield Case("server stream", (_grps(),), (_ok(*({"str_data": word} for word in ("a", "b", "c"))),))
-    yield Case("turns", (_steps([1, 1, 1]) | {"turns": True},), (_stepped(0, 0, 0),))
-    yield Case("half-close without a request", (_steps([]),), (_ok(),))
-    yield Case("100 responses", (_steps([100]),), (_stepped(*range(100)),))
-    yield Case("5 MiB", (_echo(5 * MIB),), (_echoed(5 * MIB),))
-    yield Case("64 MiB", (_echo(64 * MIB),), (_echoed(64 * MIB),))
-    yield Case("5 MiB over tls", (_echo(5 * MIB),), (_echoed(5 * MIB),), ("tls",))
+    yield Case("turns", (steps([1, 1, 1]) | {"turns": True},), (_stepped(0, 0, 0),))
+    yield Case("half-close without a request", (steps([]),), (_ok(),))
+    yield Case("100 responses", (steps([100]),), (_stepped(*range(100)),))
+    yield Case("5 MiB", (echo(5 * MIB),), (_echoed(5 * MIB),))
+    yield Case("64 MiB", (echo(64 * MIB),), (_echoed(64 * MIB),))
+    yield Case("5 MiB over tls", (echo(5 * MIB),), (_echoed(5 * MIB),), ("tls",))
     for algorithm in ("gzip", "deflate"):
-        yield Case(algorithm, (_echo(5 * MIB) | {"compression": algorithm},), (_echoed(5 * MIB),))
+        yield Case(algorithm, (echo(5 * MIB) | {"compression": algorithm},), (_echoed(5 * MIB),))
     late = {"code": "DEADLINE_EXCEEDED", "responses": []}
     yield Case("short deadline", (_seen(ms=10_000) | {"timeout_ms": 300},), (late,))
     yield Case(
-        "short deadline of a stream", (_steps([100], ms=50) | {"timeout_ms": 300},), ({"code": late["code"]},)
+        "short deadline of a stream", (steps([100], ms=50) | {"timeout_ms": 300},), ({"code": late["code"]},)
     )
     yield Case("long deadline", (_seen() | {"timeout_ms": LONG_MS},), (_saw(days=24),))
     yield Case("no deadline", (_seen(),), (_saw(days=-1),))
@@ -115,19 +115,19 @@ def cases(unique: str) -> Iterator[Case]:
         value = pattern(size)
         sent = _seen("x-value-bin") | {"metadata": [["x-value-bin", _base64(value)]]}
         yield Case(f"-bin metadata of {size} bytes", (sent,), (_saw(value),))
-    unknown = {**_echo(8, model="unknown")}
+    unknown = {**echo(8, model="unknown")}
     yield Case("unknown model", (unknown,), ({"code": "NOT_FOUND", "responses": []},))
     message = "größer als 100 %: 2³¹ ≠ 2^31"
     error = {"code": "INVALID_ARGUMENT", "message": message, "responses": []}
     yield Case("error with a text", (_unary("failing", [_int32("x", 1)]),), (error,))
-    no_method = _echo(8) | {"method": INFER + "Later"}
+    no_method = echo(8) | {"method": INFER + "Later"}
     yield Case("unknown method", (no_method,), ({"code": "UNIMPLEMENTED", "responses": []},))
     cancelled = {"code": "CANCELLED"}
-    stream = _steps([1000], ms=20, request_id=f"cancel {unique}") | {"cancel_after": 3}
-    closed = _steps([-1], ms=10_000, request_id=f"cancel {unique}")
+    stream = steps([1000], ms=20, request_id=f"cancel {unique}") | {"cancel_after": 3}
+    closed = steps([-1], ms=10_000, request_id=f"cancel {unique}")
     yield Case("cancel in mid-stream", (stream, closed), (cancelled, _stepped(1)))
-    stream = _steps([200], ms=20, request_id=f"leave {unique}") | {"leave_after": 3}
-    closed = _steps([-1], ms=2_000, request_id=f"leave {unique}")
+    stream = steps([200], ms=20, request_id=f"leave {unique}") | {"leave_after": 3}
+    closed = steps([-1], ms=2_000, request_id=f"leave {unique}")
     yield Case("leave in mid-stream", (stream, closed), ({"code": "LEFT"}, _stepped(1)))
     watch = {
         "method": WATCH,
@@ -140,9 +140,9 @@ def cases(unique: str) -> Iterator[Case]:
     listed = {"method": REFLECT, "kind": "bidi", "requests": [_reflection_request()], "turns": True}
     yield Case("reflection", (listed,), (_ok({"list_services_response": {"service": services}}),))
     # Time for one ping, 10 s after the call's beginning: grpc.aio closes connections that ping more often.
-    yield Case("idle under keep-alive", (_seen(ms=11_000), _echo(8)), (_saw(), _echoed(8)), ("keepalive",))
-    again = _echo(1000) | {"repeat_seconds": 2, "timeout_ms": 20_000}
-    yield Case("connection age", (_echo(1), again), (_echoed(1), {"code": "OK"}), ("aging",))
+    yield Case("idle under keep-alive", (_seen(ms=11_000), echo(8)), (_saw(), _echoed(8)), ("keepalive",))
+    again = echo(1000) | {"repeat_seconds": 2, "timeout_ms": 20_000}
+    yield Case("connection age", (echo(1), again), (_echoed(1), {"code": "OK"}), ("aging",))
 
 
 def _decoded(call: Json, response: Json) -> Json:
@@ -190,7 +190,7 @@ def _unary(model: str, inputs: list[pb.ModelInferRequest.InferInputTensor]) -> J
     return {"method": INFER, "kind": "unary", "requests": [_infer(model, inputs)]}
 
 
-def _echo(size: int, model: str = "identity_uint8") -> Json:
+def echo(size: int, model: str = "identity_uint8") -> Json:
     """A call with raw contents that come back."""
     tensor = pb.ModelInferRequest.InferInputTensor(name="x", datatype="UINT8", shape=[1, size])
     request = pb.ModelInferRequest(model_name=model, inputs=[tensor])
@@ -204,7 +204,7 @@ def _varint(value: int) -> bytes:
     return bytes([value & 0x7F | 0x80]) + _varint(more) if more else bytes([value])
 
 
-def _steps(counts: list[int], ms: int = 0, request_id: str = "") -> Json:
+def steps(counts: list[int], ms: int = 0, request_id: str = "") -> Json:
     requests = [_infer("steps", [_int32("n", n), _int32("ms", ms)], request_id) for n in counts]
     return {"method": STREAM_INFER, "kind": "bidi", "requests": requests}
 
