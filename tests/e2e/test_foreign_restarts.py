@@ -31,9 +31,9 @@ class Load:
         self.kind = kind
         self.rounds: list[Json] = []
 
-    def run(self, connection: Connection, ended: threading.Event) -> None:
+    def run(self, connection: Connection, stopping: threading.Event) -> None:
         with self.client.calling(connection) as call:
-            while not ended.is_set():
+            while not stopping.is_set():
                 self.rounds.append(call(CALLS[self.kind] | ROUND))
 
     def check(self) -> None:
@@ -60,15 +60,15 @@ def test_no_call_fails_that_a_client_may_send_again() -> None:
     loads = [Load(client, kind) for client in clients for kind in CALLS]
     loaded = ("--model-control-mode=explicit", "--load-model=identity_uint8,steps")
     options = (str(PLAIN_MODELS), str(MODELS), *loaded, "--workers=3", "--max-connection-age=2")
-    ended = threading.Event()
+    stopping = threading.Event()
     with ServerProcess(*options) as server, ThreadPoolExecutor(len(loads)) as threads:
-        runs = [threads.submit(load.run, Connection(server.grpc_address), ended) for load in loads]
+        runs = [threads.submit(load.run, Connection(server.grpc_address), stopping) for load in loads]
         try:
             wait_until(lambda: all(load.rounds for load in loads))
             for count in (1, 2):
                 restart(server, count)
         finally:
-            ended.set()
+            stopping.set()
         for run in runs:
             run.result()
     for load in loads:
