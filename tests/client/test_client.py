@@ -23,7 +23,7 @@ import trustme
 import triglot
 from tests import environments
 from tests.process import write_model
-from triglot.client import AsyncClient, Client, Outputs, Retries, Tls
+from triglot.client import AsyncClient, Client, Outputs, Retries, SharedMemory, Tls
 from triglot.core.errors import Code
 from triglot.testing import GatedModel, serve
 
@@ -71,6 +71,15 @@ class OnLoop:
 
     def is_ready(self, model: str = "") -> bool:
         return self._runner.run(self._client.is_ready(model))
+
+    @contextlib.contextmanager
+    def shared_memory(self, *arguments: Any, **options: Any) -> Iterator[SharedMemory]:
+        shared = self._client.shared_memory(*arguments, **options)
+        memory = self._runner.run(shared.__aenter__())
+        try:
+            yield memory
+        finally:
+            self._runner.run(shared.__aexit__(None, None, None))
 
     def stream(self, *arguments: Any, **options: Any) -> Iterator[Outputs]:
         return self._answers(self._client.stream(*arguments, **options))

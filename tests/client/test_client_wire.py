@@ -198,5 +198,5 @@ def test_what_v2_cannot_express(query: Query, error: str) -> None:
 
 
 def test_what_tensorflow_cannot_express() -> None:
-    with pytest.raises(TypeError, match="request_id are KServe V2's"):
+    with pytest.raises(TypeError, match="request_id and shared memory are KServe V2's"):
         wire.predict_request(Query(model="m", inputs={}, request_id="7"))

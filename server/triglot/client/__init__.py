@@ -12,6 +12,7 @@ from triglot.client.aio import AsyncClient
 from triglot.client.balancer import Retries
 from triglot.client.blocking import Client
 from triglot.client.calls import Tls
+from triglot.client.shared_memory import SharedMemory
 from triglot.client.wire import Outputs
 
-__all__ = ["AsyncClient", "Client", "Outputs", "Retries", "Tls"]
+__all__ = ["AsyncClient", "Client", "Outputs", "Retries", "SharedMemory", "Tls"]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 import weakref
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from types import TracebackType
 from typing import Self, Unpack
 
@@ -16,8 +17,10 @@ import grpc.aio
 from triglot.client.balancer import Endpoint
 from triglot.client.calls import (
     CHANNEL,
+    CONTROL_SECONDS,
     HEALTH,
-    HEALTH_SECONDS,
+    REGISTER,
+    UNREGISTER,
     CallOptions,
     Options,
     Outcome,
@@ -28,9 +31,19 @@ from triglot.client.calls import (
     is_silent,
     no_answer,
     outputs_of,
+    registration_error,
     serving_error,
 )
-from triglot.client.wire import Inputs, Outputs, health_request, is_serving, kserve_stream_outputs
+from triglot.client.shared_memory import PREFIX, SharedMemory
+from triglot.client.wire import (
+    Inputs,
+    Outputs,
+    health_request,
+    is_serving,
+    kserve_stream_outputs,
+    register_request,
+    unregister_request,
+)
 from triglot.core.errors import ServingError
 
 log = logging.getLogger(__name__)
@@ -54,7 +67,14 @@ class AsyncClient:
     async def infer(self, model: str, inputs: Inputs, **options: Unpack[CallOptions]) -> Outputs:
         """As `Client.infer`."""
         sending = self._settings.sending(model, inputs, options)
-        return outputs_of(self._settings.protocol.outputs, await self._response(sending))
+        try:
+            response = await self._response(sending)
+        except ServingError as error:
+            if not self._settings.must_register(error, sending):
+                raise
+            await self._register()
+            response = await self._response(sending)
+        return outputs_of(self._settings.protocol.outputs, response, sending.targets)
 
     async def _response(self, sending: Sending) -> bytes:
         """As `Client._response`."""
@@ -84,37 +104,63 @@ class AsyncClient:
 
     def stream(self, model: str, inputs: Inputs, **options: Unpack[CallOptions]) -> AsyncGenerator[Outputs, None]:
         """As `Client.stream`; close the iterator (`contextlib.aclosing`) to end a stream early."""
-        return self._stream(self._settings.stream_method(), self._settings.sending(model, inputs, options))
+        sending = self._settings.sending(model, inputs, options)
+        return self._stream(self._settings.stream_method(sending), sending)
 
     async def _stream(self, method: str, sending: Sending) -> AsyncGenerator[Outputs, None]:
         self._watch()
-        endpoint = self._settings.begin(sending)
-        connection = self._connections[endpoint]
-        failed: ServingError | None = None
-        start = connection.channel.stream_stream(method)
-        call = start(iter([sending.message]), timeout=sending.left(), metadata=sending.metadata)
-        try:
-            async for answer in call:
-                yield outputs_of(kserve_stream_outputs, answer)
-        except (grpc.RpcError, asyncio.CancelledError) as error:
-            failed = connection.failure(error)
-            raise failed from None
-        finally:
-            call.cancel()
-            self._settings.end(endpoint, failed)
+        while True:
+            endpoint = self._settings.begin(sending)
+            connection = self._connections[endpoint]
+            failed: ServingError | None = None
+            start = connection.channel.stream_stream(method)
+            call = start(iter([sending.message]), timeout=sending.left(), metadata=sending.metadata)
+            try:
+                async for answer in call:
+                    yield outputs_of(kserve_stream_outputs, answer)
+                return
+            except (grpc.RpcError, asyncio.CancelledError) as error:
+                failed = connection.failure(error)
+                raise failed from None
+            except ServingError as error:
+                if not self._settings.must_register(error, sending):
+                    raise
+            finally:
+                call.cancel()
+                self._settings.end(endpoint, failed)
+            await self._register()
+
+    @contextlib.asynccontextmanager
+    async def shared_memory(self, size: int, *, prefix: str = PREFIX) -> AsyncIterator[SharedMemory]:
+        """As `Client.shared_memory`, with `async with`."""
+        with self._settings.region(size, prefix) as region:
+            try:
+                await self._register()
+                yield region
+            finally:
+                for connection in self._connections.values():
+                    with contextlib.suppress(ServingError):
+                        await connection.ask(UNREGISTER, unregister_request(region))
+
+    async def _register(self) -> None:
+        """Register all regions with all servers; one that is absent is asked for it by a later call."""
+        for endpoint, connection in self._connections.items():
+            for region in self._settings.regions():
+                try:
+                    await connection.ask(REGISTER, register_request(region))
+                except ServingError as error:
+                    if (failed := registration_error(error, endpoint)) is not None:
+                        raise failed from None
 
     async def is_ready(self, model: str = "") -> bool:
         """As `Client.is_ready`."""
         for connection in self._connections.values():
             try:
-                answer = await connection.health(HEALTH_SECONDS, model)
-            except grpc.RpcError as error:
-                failed = serving_error(error)
-                if not is_absent(failed):
-                    raise failed from None
-            else:
-                if is_serving(answer):
+                if is_serving(await connection.ask(HEALTH, health_request(model))):
                     return True
+            except ServingError as error:
+                if not is_absent(error):
+                    raise
         return False
 
     async def check(self) -> None:
@@ -122,9 +168,9 @@ class AsyncClient:
         balancer, seconds = self._settings.balancer, self._settings.retries.check_after
         for endpoint in balancer.to_check(time.monotonic()):
             try:
-                await self._connections[endpoint].health(seconds)
-            except grpc.RpcError as error:
-                answered = not is_silent(serving_error(error))
+                await self._connections[endpoint].ask(HEALTH, health_request(""), seconds)
+            except ServingError as error:
+                answered = not is_silent(error)
             else:
                 answered = True
             balancer.checked(endpoint, time.monotonic(), answered=answered)
@@ -194,11 +240,14 @@ class _Connection:
             return serving_error(error)
         raise error
 
-    async def health(self, seconds: float, model: str = "") -> bytes:
-        """Return the server's answer on its health. Raise gRPC's error."""
-        method = self.channel.unary_unary(HEALTH)
-        answer: bytes = await method(health_request(model), timeout=seconds, metadata=self._settings.metadata())
-        return answer
+    async def ask(self, method: str, request: bytes, seconds: float = CONTROL_SECONDS) -> bytes:
+        """Return the response to a call that is no inference. Raise `ServingError`."""
+        call, metadata = self.channel.unary_unary(method), self._settings.metadata()
+        try:
+            response: bytes = await call(request, timeout=seconds, metadata=metadata)
+        except grpc.RpcError as error:
+            raise serving_error(error) from None
+        return response
 
 
 async def _next(outcomes: asyncio.Queue[Outcome | Exception], seconds: float | None) -> Outcome | None:

@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from types import TracebackType
 from typing import Self, Unpack
 
@@ -17,8 +17,10 @@ import grpc
 from triglot.client.balancer import Endpoint
 from triglot.client.calls import (
     CHANNEL,
+    CONTROL_SECONDS,
     HEALTH,
-    HEALTH_SECONDS,
+    REGISTER,
+    UNREGISTER,
     CallOptions,
     Options,
     Outcome,
@@ -29,9 +31,19 @@ from triglot.client.calls import (
     is_silent,
     no_answer,
     outputs_of,
+    registration_error,
     serving_error,
 )
-from triglot.client.wire import Inputs, Outputs, health_request, is_serving, kserve_stream_outputs
+from triglot.client.shared_memory import PREFIX, SharedMemory
+from triglot.client.wire import (
+    Inputs,
+    Outputs,
+    health_request,
+    is_serving,
+    kserve_stream_outputs,
+    register_request,
+    unregister_request,
+)
 from triglot.core.errors import ServingError
 
 log = logging.getLogger(__name__)
@@ -67,7 +79,14 @@ class Client:
         Raise `ServingError`, and `TypeError` for what the protocol cannot express.
         """
         sending = self._settings.sending(model, inputs, options)
-        return outputs_of(self._settings.protocol.outputs, self._response(sending))
+        try:
+            response = self._response(sending)
+        except ServingError as error:
+            if not self._settings.must_register(error, sending):
+                raise
+            self._register()
+            response = self._response(sending)
+        return outputs_of(self._settings.protocol.outputs, response, sending.targets)
 
     def _response(self, sending: Sending) -> bytes:
         """Take the steps of a call's attempts; only calls that may be hedged have a second one meanwhile."""
@@ -99,36 +118,71 @@ class Client:
         Arguments and errors are those of `infer`; an error of one response has no code. A stream is not tried
         again. It ends on the server, too, when the iterator is closed.
         """
-        return self._stream(self._settings.stream_method(), self._settings.sending(model, inputs, options))
+        sending = self._settings.sending(model, inputs, options)
+        return self._stream(self._settings.stream_method(sending), sending)
 
     def _stream(self, method: str, sending: Sending) -> Generator[Outputs, None, None]:
-        endpoint = self._settings.begin(sending)
-        connection = self._connections[endpoint]
-        failed: ServingError | None = None
-        start = connection.channel.stream_stream(method)
-        call = start(iter([sending.message]), timeout=sending.left(), metadata=sending.metadata)
-        try:
-            for answer in call:
-                yield outputs_of(kserve_stream_outputs, answer)
-        except grpc.RpcError as error:
-            failed = connection.failure(error)
-            raise failed from None
-        finally:
-            call.cancel()
-            self._settings.end(endpoint, failed)
+        while True:
+            endpoint = self._settings.begin(sending)
+            connection = self._connections[endpoint]
+            failed: ServingError | None = None
+            start = connection.channel.stream_stream(method)
+            call = start(iter([sending.message]), timeout=sending.left(), metadata=sending.metadata)
+            try:
+                for answer in call:
+                    yield outputs_of(kserve_stream_outputs, answer)
+                return
+            except grpc.RpcError as error:
+                failed = connection.failure(error)
+                raise failed from None
+            except ServingError as error:
+                if not self._settings.must_register(error, sending):
+                    raise
+            finally:
+                call.cancel()
+                self._settings.end(endpoint, failed)
+            self._register()
+
+    @contextlib.contextmanager
+    def shared_memory(self, size: int, *, prefix: str = PREFIX) -> Iterator[SharedMemory]:
+        """Share so many bytes with the servers for a block: `with client.shared_memory(size) as memory`.
+
+        Make arrays by `memory.array`. Given as inputs of a call, they are not sent, but read by the server;
+        `outputs` may have arrays that it writes to. A call that has failed, by its timeout for example, may still
+        read and write them. `prefix`: that of the object's name, which the servers' option `shared_memory_prefix`
+        allows.
+
+        Servers must run on this machine. Raise `ServingError` for one that refuses, `TypeError` for TensorFlow
+        Serving's protocol, `MemoryError` if there is no room.
+        """
+        with self._settings.region(size, prefix) as region:
+            try:
+                self._register()
+                yield region
+            finally:
+                for connection in self._connections.values():
+                    with contextlib.suppress(ServingError):
+                        connection.ask(UNREGISTER, unregister_request(region))
+
+    def _register(self) -> None:
+        """Register all regions with all servers; one that is absent is asked for it by a later call."""
+        for endpoint, connection in self._connections.items():
+            for region in self._settings.regions():
+                try:
+                    connection.ask(REGISTER, register_request(region))
+                except ServingError as error:
+                    if (failed := registration_error(error, endpoint)) is not None:
+                        raise failed from None
 
     def is_ready(self, model: str = "") -> bool:
         """Whether a server, or a model on one of the servers, answers calls: by gRPC's health protocol."""
         for connection in self._connections.values():
             try:
-                answer = connection.health(HEALTH_SECONDS, model)
-            except grpc.RpcError as error:
-                failed = serving_error(error)
-                if not is_absent(failed):
-                    raise failed from None
-            else:
-                if is_serving(answer):
+                if is_serving(connection.ask(HEALTH, health_request(model))):
                     return True
+            except ServingError as error:
+                if not is_absent(error):
+                    raise
         return False
 
     def check(self) -> None:
@@ -136,9 +190,9 @@ class Client:
         balancer, seconds = self._settings.balancer, self._settings.retries.check_after
         for endpoint in balancer.to_check(time.monotonic()):
             try:
-                self._connections[endpoint].health(seconds)
-            except grpc.RpcError as error:
-                answered = not is_silent(serving_error(error))
+                self._connections[endpoint].ask(HEALTH, health_request(""), seconds)
+            except ServingError as error:
+                answered = not is_silent(error)
             else:
                 answered = True
             balancer.checked(endpoint, time.monotonic(), answered=answered)
@@ -208,11 +262,14 @@ class _Connection:
             raise error
         return serving_error(error)
 
-    def health(self, seconds: float, model: str = "") -> bytes:
-        """Return the server's answer on its health. Raise gRPC's error."""
-        method = self.channel.unary_unary(HEALTH)
-        answer: bytes = method(health_request(model), timeout=seconds, metadata=self._settings.metadata())
-        return answer
+    def ask(self, method: str, request: bytes, seconds: float = CONTROL_SECONDS) -> bytes:
+        """Return the response to a call that is no inference. Raise `ServingError`."""
+        call, metadata = self.channel.unary_unary(method), self._settings.metadata()
+        try:
+            response: bytes = call(request, timeout=seconds, metadata=metadata)
+        except grpc.RpcError as error:
+            raise serving_error(error) from None
+        return response
 
 
 def _watch(client: weakref.ref[Client], closed: threading.Event, seconds: float) -> None:

@@ -6,14 +6,16 @@ import os
 import re
 import time
 import zlib
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
 
 from triglot.client import wire
 from triglot.client.balancer import RETRIED, Balancer, Endpoint, Retries
-from triglot.client.wire import Inputs, Outputs, Parameters, Query
+from triglot.client.shared_memory import SharedMemory
+from triglot.client.wire import NO_TARGETS, Inputs, Outputs, Parameters, Query, Targets
 from triglot.config.variables import CLIENT_PREFIX, TOKEN_VARIABLE
 from triglot.core.errors import Code, Internal, ServingError, Unavailable, error_of
 
@@ -22,7 +24,10 @@ if TYPE_CHECKING:
 
 SECONDS: Final = 60.0
 HEALTH: Final = "/grpc.health.v1.Health/Check"
-HEALTH_SECONDS: Final = 5.0
+REGISTER: Final = "/inference.GRPCInferenceService/SystemSharedMemoryRegister"
+UNREGISTER: Final = "/inference.GRPCInferenceService/SystemSharedMemoryUnregister"
+CONTROL_SECONDS: Final = 5.0
+"""Limit of a call that is no inference."""
 SEQUENCE: Final = "sequence_id"
 Token = str | Callable[[], str]
 Metadata = tuple[tuple[str, str], ...]
@@ -107,7 +112,7 @@ class CallOptions(TypedDict, total=False):
 
     version: int | str
     signature: str
-    outputs: Sequence[str]
+    outputs: Sequence[str] | Mapping[str, Any]
     parameters: Parameters
     request_id: str
     timeout: float | None
@@ -132,7 +137,9 @@ class Sending:
     """In seconds of the monotonic clock."""
     sequence: int
     """A number of its sequence, whose calls change a state: they go to one server, and once. 0: none."""
+    targets: Targets
     tried: list[Endpoint] = field(default_factory=list)
+    registered_again: bool = False
 
     def left(self) -> float:
         """Return the seconds until the deadline."""
@@ -168,13 +175,15 @@ class Settings:
         self._timeout = timeout
         self._token = token
         self._headers = _lower(headers)
+        self._regions: dict[str, SharedMemory] = {}
 
     def sending(self, model: str, inputs: Inputs, options: CallOptions) -> Sending:
         """Return a call to send.
 
-        Raise `TypeError` for what the protocol cannot express, `ValueError` as `metadata`.
+        Raise `TypeError` for what the protocol cannot express, `ValueError` as `metadata`, and for an output's
+        array that is not in shared memory.
         """
-        query = Query(model=model, inputs=inputs, **options)
+        query = Query(model=model, inputs=inputs, regions=self.regions(), **options)
         timeout = self._timeout if query.timeout is None else query.timeout
         sequence = query.parameters.get(SEQUENCE)
         return Sending(
@@ -182,12 +191,15 @@ class Settings:
             (*self.metadata(), *_lower(query.headers)),
             time.monotonic() + timeout,
             zlib.crc32(str(sequence).encode()) or 1 if sequence else 0,
+            query.targets(),
         )
 
-    def stream_method(self) -> str:
-        """Return the method of streams. Raise `TypeError` if the protocol has none."""
+    def stream_method(self, sending: Sending) -> str:
+        """Return the method of streams. Raise `TypeError` if the protocol has none, or the responses no place."""
         if not self.protocol.stream:
             raise TypeError("TensorFlow Serving has no streams: expected protocol kserve")
+        if sending.targets:
+            raise TypeError("a stream's responses would overwrite each other: expected outputs without arrays")
         return self.protocol.stream
 
     def metadata(self) -> Metadata:
@@ -214,8 +226,8 @@ class Settings:
 
     def hedge_after(self, sending: Sending) -> float | None:
         """Return the seconds without an answer after which a call also goes to another server; None: never."""
-        if sending.sequence or len(self.balancer.endpoints) == 1:
-            return None
+        if sending.sequence or sending.targets or len(self.balancer.endpoints) == 1:
+            return None  # Two servers would write to the same memory.
         return self.retries.hedge_after
 
     def attempts(self, sending: Sending) -> Generator[Endpoint | float | None, Outcome | None, bytes]:
@@ -259,6 +271,30 @@ class Settings:
             if wait < sending.left():
                 return wait
         raise error
+
+    @contextmanager
+    def region(self, size: int, prefix: str) -> Iterator[SharedMemory]:
+        """Make a region for the arrays of calls within the block. Raise as `SharedMemory`, and `TypeError`."""
+        if self.protocol is not PROTOCOLS["kserve"]:
+            raise TypeError("TensorFlow Serving has no shared memory: expected protocol kserve")
+        region = SharedMemory(size, prefix)
+        self._regions[region.name] = region
+        try:
+            yield region
+        finally:
+            del self._regions[region.name]
+            region.close()
+
+    def regions(self) -> Collection[SharedMemory]:
+        """Return the regions that calls may use now."""
+        return tuple(self._regions.values()) if self._regions else ()
+
+    def must_register(self, error: ServingError, sending: Sending) -> bool:
+        """Whether a call, once, is to be sent again when the regions are registered: a server did not know one."""
+        if sending.registered_again or not self._regions or "ble to find shared memory region" not in str(error):
+            return False
+        sending.registered_again = True
+        return True
 
 
 def _lower(headers: Mapping[str, str] | None) -> Metadata:
@@ -323,10 +359,20 @@ def no_answer(endpoint: Endpoint) -> ServingError:
     return Unavailable(f"{endpoint.address} answered neither the call nor a health check")
 
 
-def outputs_of(read: Callable[[bytes], Outputs], message: bytes) -> Outputs:
+def registration_error(error: ServingError, endpoint: Endpoint) -> ServingError | None:
+    """Return the error to raise for one of a registration; None for a server that has the region, or is absent."""
+    if is_absent(error) or error.code is Code.ALREADY_EXISTS:
+        return None
+    text = f"{endpoint.address}: {error}"
+    if "open shared memory" in text:
+        text += "; expected a server of this machine and user, with the same /dev/shm"
+    return error_of({"code": error.code, "message": text, "retry_after": None})
+
+
+def outputs_of(read: Callable[..., Outputs], message: bytes, targets: Targets = NO_TARGETS) -> Outputs:
     """Return a response's arrays. Raise `ServingError` for a message that cannot be read."""
     try:
-        return read(message)
+        return read(message, targets) if targets else read(message)
     except wire.StreamError as error:
         raise ServingError(str(error)) from None
     except Exception as error:  # Fields of another message may be of any kind.

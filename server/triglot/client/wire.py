@@ -7,9 +7,10 @@ clients' classes have in protobuf's pool, and copy each tensor twice. Arrays of 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
@@ -24,12 +25,18 @@ from triglot.core.tensor import (
     raw_buffer,
     unpack_bytes,
 )
-from triglot.core.types import ParameterValue
+from triglot.core.types import ParameterValue, RegionSlice
 from triglot.core.varint import varint
+
+if TYPE_CHECKING:
+    from triglot.client.shared_memory import SharedMemory
 
 Inputs = Mapping[str, Any]
 """Arrays by name, or what `numpy.asarray` takes: their dtypes are those that are sent."""
 Parameters = Mapping[str, ParameterValue]
+Targets = Mapping[str, Array]
+"""Arrays of shared memory that outputs are written to, by the outputs' names."""
+NO_TARGETS: Final[Targets] = MappingProxyType({})
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _U64: Final = 1 << 64
 
@@ -54,19 +61,27 @@ class Query:
     """What a call asks for; its fields are the arguments of `Client.infer`.
 
     `inputs`: arrays by name. `version`: its number or label; 0 or "" for the one that the server chooses.
-    `signature`: "" for the model's default. `outputs`: names; empty for all. `parameters`, `request_id`: KServe
-    V2's. `timeout`, in seconds: in place of the client's. `headers`: beside the client's.
+    `signature`: "" for the model's default. `outputs`: names; empty for all; a dict has for each name an array of
+    shared memory that the output is written to, or None. `parameters`, `request_id`: KServe V2's. `timeout`, in
+    seconds: in place of the client's. `headers`: beside the client's. `regions`: shared memory of the client.
     """
 
     model: str
     inputs: Inputs
     version: int | str = 0
     signature: str = ""
-    outputs: Sequence[str] = ()
+    outputs: Sequence[str] | Mapping[str, Array | None] = ()
     parameters: Parameters = field(default_factory=dict)
     request_id: str = ""
     timeout: float | None = None
     headers: Mapping[str, str] | None = None
+    regions: Collection[SharedMemory] = ()
+
+    def targets(self) -> Targets:
+        """Return the arrays that outputs are written to."""
+        if not isinstance(self.outputs, Mapping):
+            return NO_TARGETS
+        return {name: array for name, array in self.outputs.items() if array is not None}
 
 
 # --- protobuf's encoding ---
@@ -152,7 +167,10 @@ def _numbers(values: Iterable[Any]) -> list[int]:
 
 
 def kserve_request(query: Query) -> bytes:
-    """Return a ModelInferRequest with raw tensors. Raise `TypeError` for a dtype or parameter that V2 lacks."""
+    """Return a ModelInferRequest with raw tensors, or places of shared memory.
+
+    Raise `TypeError` for a dtype or parameter that V2 lacks, `ValueError` for a target outside of shared memory.
+    """
     head = [_text(1, query.model), _text(2, str(query.version or "")), _text(3, query.request_id)]
     parameters = query.parameters
     if query.signature:
@@ -161,13 +179,37 @@ def kserve_request(query: Query) -> bytes:
     raw: list[Any] = []
     for name, value in query.inputs.items():
         array = np.asarray(value)
-        buffer = raw_buffer(array)
         shape = b"".join([varint(size) for size in array.shape])
         tensor = _text(1, name) + _text(2, datatype_of(array)) + (_field(3, shape) if shape else b"")
+        if query.regions and (place := _place_of(array, query.regions)) is not None:
+            head.append(_field(5, tensor + _place(4, place)))
+            continue
         head.append(_field(5, tensor))
+        buffer = raw_buffer(array)
         raw += varint(7 << 3 | _BYTES) + varint(byte_length(buffer)), buffer
-    head += [_field(6, _text(1, name)) for name in query.outputs]
+    targets = query.targets()
+    for name in query.outputs:
+        output = _text(1, name)
+        if name in targets:
+            if (place := _place_of(targets[name], query.regions)) is None:
+                raise ValueError(f"output {name!r}: expected a contiguous array of the client's shared memory")
+            output += _place(2, place)
+        head.append(_field(6, output))
     return b"".join(head + raw)
+
+
+def _place_of(array: Array, regions: Iterable[SharedMemory]) -> RegionSlice | None:
+    return next((place for region in regions if (place := region.slice_of(array)) is not None), None)
+
+
+def _place(number: int, place: RegionSlice) -> bytes:
+    """Return the parameters, in the field of this number, that say where a tensor is."""
+    values = {
+        "shared_memory_region": place.region,
+        "shared_memory_byte_size": place.size,
+        "shared_memory_offset": place.offset,
+    }
+    return b"".join([_field(number, _entry(key, _parameter(key, value))) for key, value in values.items()])
 
 
 def _entry(key: str, value: bytes) -> bytes:
@@ -186,7 +228,7 @@ def _parameter(name: str, value: object) -> bytes:
     raise TypeError(f"parameter {name!r}: expected bool, int, float or str, got {value!r}")
 
 
-def kserve_outputs(message: bytes | memoryview) -> Outputs:
+def kserve_outputs(message: bytes | memoryview, targets: Targets = NO_TARGETS) -> Outputs:
     """Return the arrays of a ModelInferResponse. Raise `ValueError` for a message that is none."""
     tensors: list[_Tensor] = []
     raw: list[memoryview] = []
@@ -207,8 +249,13 @@ def kserve_outputs(message: bytes | memoryview) -> Outputs:
                 raw.append(value)
     if raw and len(raw) != len(tensors):
         raise ValueError(f"{len(tensors)} outputs, and raw contents of {len(raw)}")
-    arrays = [_raw_array(*pair) for pair in zip(tensors, raw, strict=True)] if raw else map(_typed_array, tensors)
-    outputs = Outputs(zip((tensor.name for tensor in tensors), arrays, strict=True), parameters)
+    outputs = Outputs(parameters=parameters)
+    for at, tensor in enumerate(tensors):
+        sent = raw[at] if raw else tensor.contents
+        if tensor.name in targets and not sent:
+            outputs[tensor.name] = _view_of(targets[tensor.name], tensor)
+        else:
+            outputs[tensor.name] = _raw_array(tensor, sent) if raw else _typed_array(tensor)
     outputs.model_version, outputs.request_id = version, request_id
     return outputs
 
@@ -269,6 +316,18 @@ def _raw_array(tensor: _Tensor, data: memoryview) -> Array:
             f"{tensor.shape}, got {len(data)}"
         )
     return array_over(data, dtype, tensor.shape)
+
+
+def _view_of(target: Array, tensor: _Tensor) -> Array:
+    """Return the output that was written to the target."""
+    dtype = tensor.dtype()
+    if dtype == target.dtype and tuple(tensor.shape) == target.shape:
+        return target
+    size = _count(tensor.shape) * dtype.itemsize
+    if dtype.hasobject or size > target.nbytes:
+        raise ValueError(f"output {tensor.name!r}: shared memory has no array of {tensor.datatype} {tensor.shape}")
+    view: Array = target.reshape(-1).view(np.uint8)[:size].view(dtype).reshape(tensor.shape)
+    return view
 
 
 def _count(shape: Sequence[int]) -> int:
@@ -337,6 +396,16 @@ def _parameter_value(data: memoryview) -> ParameterValue:
     return ""
 
 
+def register_request(region: SharedMemory) -> bytes:
+    """Return a SystemSharedMemoryRegisterRequest."""
+    return _text(1, region.name) + _text(2, region.key) + _number(4, region.size)
+
+
+def unregister_request(region: SharedMemory) -> bytes:
+    """Return a SystemSharedMemoryUnregisterRequest."""
+    return _text(1, region.name)
+
+
 # --- TensorFlow Serving ---
 
 
@@ -387,8 +456,8 @@ _BY_NAME: Final = {row.name: row for row in _TENSORFLOW}
 
 def predict_request(query: Query) -> bytes:
     """Return a PredictRequest. Raise `TypeError` for a dtype that TensorFlow lacks, and for V2's own fields."""
-    if query.parameters or query.request_id:
-        raise TypeError("parameters and request_id are KServe V2's: TensorFlow Serving has none")
+    if query.parameters or query.request_id or query.targets():
+        raise TypeError("parameters, request_id and shared memory are KServe V2's: TensorFlow Serving has none")
     if isinstance(query.version, str):
         version = _text(4, query.version)
     else:
