@@ -163,6 +163,11 @@ class AsyncClient:
                     raise
         return False
 
+    @property
+    def sent(self) -> int:
+        """How many calls were sent to servers so far; retries and hedges are calls, too."""
+        return self._settings.balancer.sent
+
     async def check(self) -> None:
         """As `Client.check`."""
         balancer, seconds = self._settings.balancer, self._settings.retries.check_after

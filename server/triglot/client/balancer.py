@@ -70,6 +70,8 @@ class Balancer:
 
     endpoints: Sequence[Endpoint]
     retries: Retries
+    sent: int = 0
+    """How many attempts there were so far."""
     tokens: float = field(init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _turn: int = 0
@@ -165,6 +167,7 @@ class Balancer:
             return max(0.0, min(each.back_at for each in self.endpoints) - now)
 
     def _sent(self, endpoint: Endpoint, now: float) -> None:
+        self.sent += 1
         if not endpoint.in_flight:
             endpoint.heard_at = now
         endpoint.in_flight += 1

@@ -185,6 +185,11 @@ class Client:
                     raise
         return False
 
+    @property
+    def sent(self) -> int:
+        """How many calls were sent to servers so far; retries and hedges are calls, too."""
+        return self._settings.balancer.sent
+
     def check(self) -> None:
         """Ask the servers for their health that owe answers for long; calls to those without an answer fail."""
         balancer, seconds = self._settings.balancer, self._settings.retries.check_after
