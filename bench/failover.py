@@ -75,7 +75,7 @@ async def measure(event: str, hedge_after: float | None, calls: int, in_flight: 
     """Make the calls, and let the event happen to the first server after a quarter of them."""
     retries = Retries(hedge_after=hedge_after, check_after=1.0)
     failed: Counter[str] = Counter()
-    took: list[float] = []
+    durations: list[float] = []
     numbers = iter(range(calls))
     with three(event == "slow") as running:
         first = running[0][0].process
@@ -92,14 +92,14 @@ async def measure(event: str, hedge_after: float | None, calls: int, in_flight: 
                             failed["another call's answer"] += 1
                     except ServingError as error:
                         failed[error.code.name] += 1
-                    took.append((time.perf_counter() - began) * 1e3)
+                    durations.append((time.perf_counter() - began) * 1e3)
 
             await asyncio.gather(*(drive() for _ in range(in_flight)))
             extra = client.sent - calls
         if event == "stopped":
             first.send_signal(signal.SIGCONT)
-    p50, p99 = np.percentile(took, [50, 99])
-    return Found(failed, extra, p50, p99, max(took))
+    p50, p99 = np.percentile(durations, [50, 99])
+    return Found(failed, extra, p50, p99, max(durations))
 
 
 def main() -> int:

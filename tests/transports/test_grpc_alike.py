@@ -232,7 +232,7 @@ async def test_too_large_a_message_is_that_calls_fault_alone(strict: Here, compr
     assert await seen(held) == Seen("OK", answers=(b"1",))
 
 
-@pytest.mark.parametrize(("size", "fits"), [(7_000, True), (20_000, False), (40_000, False)])
+@pytest.mark.parametrize(("size", "fits"), [(7_000, True), (15_700, True), (20_000, False), (40_000, False)])
 async def test_much_metadata_is_that_calls_fault_alone(here: Here, size: int, fits: bool) -> None:
     held = here.channel.unary_unary(PATH + "Held")(b"1", timeout=SECONDS)
     await asyncio.wait_for(here.rows.held.wait(), SECONDS)

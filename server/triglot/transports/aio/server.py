@@ -32,7 +32,7 @@ from triglot.transports.aio.gathering import Gathering
 from triglot.transports.aio.unsent import UnsentAnswers, host_of
 from triglot.transports.certificates import names_of_context
 from triglot.transports.grpc_calls import GrpcCalls, GrpcRow
-from triglot.transports.http2.core.limits import DEFAULTS, Limits
+from triglot.transports.http2.core.limits import DEFAULTS, MAX_HEADER_BYTES, Limits
 from triglot.transports.listening import IdleConnection, max_sockets
 from triglot.transports.off_loop import OFF_LOOP_BYTES
 from triglot.transports.request_bytes import RequestBytes
@@ -270,6 +270,9 @@ def _options(config: Config, limits: Limits, shared: bool) -> list[tuple[str, in
         # It counts ended calls that are not released yet, and resets calls of clients that keep within the limit.
         ("grpc.http.overload_protection", 0),
         ("grpc.max_send_message_length", -1),
+        # Above the first, 8 KiB by gRPC's default, it refuses calls at random.
+        ("grpc.max_metadata_size", MAX_HEADER_BYTES),
+        ("grpc.absolute_max_metadata_size", MAX_HEADER_BYTES),
         # Clients behind load balancers ping every 10 to 30 seconds; gRPC's own default would cut them off.
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
