@@ -304,7 +304,8 @@ class Server:
                 observers.append(spans)
         if self._record_folders:
             self._start_recorder()
-        for folder in self._record_folders:
+        samples = [Path(config.shadow_samples).parent] if config.shadow_samples else []
+        for folder in (*self._record_folders, *samples):
             if not folder.is_dir():
                 raise OSError(f"request records: expected a prefix in an existing folder, got {folder}")
         if config.payload_log:

@@ -352,8 +352,9 @@ def record_count(rest_port: int, outcome: str) -> float:
     return float(found[1]) if found else 0.0
 
 
-def test_a_folder_that_is_missing_ends_the_start(folder: Path, tmp_path: Path) -> None:
-    completed = run_triglot("serve", folder, "--request-log", tmp_path / "none" / "r", environment=QUICK)
+@pytest.mark.parametrize("flag", ["--request-log", "--shadow-samples"])
+def test_a_folder_that_is_missing_ends_the_start(flag: str, folder: Path, tmp_path: Path) -> None:
+    completed = run_triglot("serve", folder, flag, tmp_path / "none" / "r", environment=QUICK)
     assert completed.returncode == 1
     assert completed.stderr.endswith(
         f"triglot: request records: expected a prefix in an existing folder, got {tmp_path}/none\n"

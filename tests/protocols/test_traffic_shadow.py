@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -197,9 +198,26 @@ def test_shadow_on_another_server(encrypted: bool, tmp_path: Path) -> None:
             assert (verdict["same"], verdict["different"], verdict["differing"]) == (1, 1, {"y": 1})
 
 
+def test_shadow_on_a_server_that_asks_for_a_token(tmp_path: Path) -> None:
+    """The token is read for each copy: one that is wrong at first may be replaced."""
+    access, token = tmp_path / "access.toml", tmp_path / "token"
+    hashed = hashlib.sha256(b"secret").hexdigest()
+    access.write_text(f'[client.copies]\ntokens_sha256 = ["{hashed}"]\noperations = ["infer"]\n')
+    token.write_text("wrong\n")
+    with serve(write(tmp_path / "other", ""), access=str(access)) as other:
+        toml = f'shadow = {{ version = "2", address = "{other.grpc_address}", token_file = "{token}" }}\n'
+        with serve(write(tmp_path, toml)) as server, KServeRest(server) as client, KServeGrpc(server) as caller:
+            caller.infer("rows", rows(0))
+            assert until_compared(client, 1)["failed"] == 1
+            token.write_text("secret\n")
+            caller.infer("rows", rows(0))
+            assert until_compared(client, 2)["same"] == 1
+
+
 @pytest.mark.parametrize(
     ("shadow", "error"),
     [
+        ('address = "127.0.0.1:1", token_file = "/none/token"', "No such file or directory: '/none/token'"),
         ('address = "127.0.0.1:1"', "failed to connect"),
         ('address = "127.0.0.1:1", tls = { ca = "/none/ca.pem" }', "No such file or directory: '/none/ca.pem'"),
         ('model = "none", version = "1"', "Request for unknown model: 'none' is not found"),

@@ -224,6 +224,10 @@ def test_wrong_configuration_names_the_key(tmp_path: Path) -> None:
             "versions.toml: shadow: tls: expected with an address, got none",
         ),
         (
+            'shadow = { version = "2", token_file = "t" }',
+            "versions.toml: shadow: token_file: expected with an address, got none",
+        ),
+        (
             'shadow = { address = "there:1", tls = { cert = "a" } }',
             "shadow: tls: unknown key 'cert', expected ca, certificate, key",
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +80,15 @@ def _connected(shadow: Shadow) -> AsyncClient:
 
     try:
         tls = None if shadow.tls is None else Tls(**{name: Path(file) for name, file in shadow.tls.items()})
-        return AsyncClient(shadow.address, tls=tls, retries=Retries(attempts=1))
+        token = partial(_token, Path(shadow.token_file)) if shadow.token_file else ""
+        return AsyncClient(shadow.address, tls=tls, token=token, retries=Retries(attempts=1))
     except (OSError, ValueError) as error:
         raise FailedPrecondition(f"shadow {shadow.address}: {error}") from error
+
+
+def _token(file: Path) -> str:
+    """Return the token in a file, which may be replaced at any time. Raise `ServingError`."""
+    try:
+        return file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise FailedPrecondition(f"shadow: token_file: {error}") from error

@@ -20,6 +20,7 @@ TLS_KEYS: Final = ("ca", "certificate", "key")
 MAX_WEIGHTS: Final = 100
 """Most versions of a model that have weights."""
 MAX_NAME: Final = 128
+MAX_PATH: Final = 4096
 MAX_CALLS: Final = 1_000_000
 
 
@@ -29,7 +30,8 @@ class Shadow:
 
     `percent`: how many of the calls are copied. `tolerance`: how far numbers may differ, absolutely and relative
     to those of the version that served the call. `tls`: how the server at the address is verified, and what it is
-    shown, as the files of `triglot.client.Tls`; None: no TLS.
+    shown, as the files of `triglot.client.Tls`; None: no TLS. `token_file`: what it is sent as `authorization:
+    Bearer`, read for each copy; "": nothing.
     """
 
     version: str = ""
@@ -38,6 +40,7 @@ class Shadow:
     percent: float = 100.0
     tolerance: float = 1e-5
     tls: Mapping[str, str] | None = None
+    token_file: str = ""
 
     def __str__(self) -> str:
         return "/".join(filter(None, (self.address, self.model, self.version)))
@@ -142,8 +145,13 @@ def with_weights(before: Mapping[str, float], default: str, changes: Mapping[str
 
 def _shadow(content: object) -> Shadow:
     shadow = Shadow(**_table("shadow", content, [at.name for at in fields(Shadow)]))
-    for key in ("version", "model", "address"):
-        if not isinstance(value := getattr(shadow, key), str) or len(value) > MAX_NAME:
+    for key, longest in {
+        "version": MAX_NAME,
+        "model": MAX_NAME,
+        "address": MAX_NAME,
+        "token_file": MAX_PATH,
+    }.items():
+        if not isinstance(value := getattr(shadow, key), str) or len(value) > longest:
             raise ValueError(f"shadow: {key}: expected a text, got {_shown(value)}")
     if not (shadow.version or shadow.model or shadow.address):
         raise ValueError("shadow: expected a version, a model or an address, got none")
@@ -153,8 +161,9 @@ def _shadow(content: object) -> Shadow:
         raise ValueError(f"shadow: tolerance: expected a number from 0, got {_shown(shadow.tolerance)}")
     if shadow.tls is not None:
         _check_tls(_table("shadow: tls", shadow.tls, TLS_KEYS))
-        if not shadow.address:
-            raise ValueError("shadow: tls: expected with an address, got none")
+    for key in ("tls", "token_file"):
+        if getattr(shadow, key) not in (None, "") and not shadow.address:
+            raise ValueError(f"shadow: {key}: expected with an address, got none")
     return shadow
 
 
