@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from cryptography import x509
 
 from tests import environments
 from tests.e2e.foreign.cases import Case, Json
@@ -142,10 +143,10 @@ def connections(folder: Path) -> Iterator[dict[str, Connection]]:
     """Run the servers that the cases need; yields the connections by the names that `Case.over` has."""
     authority = Authority(folder)
     files = [f"--{name.replace('_', '-')}={file}" for name, file in authority.server(mutual=True).items()]
-    issued = authority.ca.issue_cert("client")
     certificate, key = folder / "client.pem", folder / "client.key"
-    certificate.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
-    issued.private_key_pem.write_to_path(key)
+    issued = authority.issue(x509.DNSName("client"))  # The key is PKCS#8, Netty reads no other.
+    for file, content in zip((certificate, key), issued, strict=True):
+        file.write_bytes(content)
     ca, socket = str(folder / "ca.pem"), folder / "grpc.sock"
     with ExitStack() as stack:
 
@@ -213,6 +214,24 @@ def _cpp() -> tuple[list[str], dict[str, str]]:
     return [str(built / source.stem)], {}
 
 
+def _java() -> tuple[list[str], dict[str, str]]:
+    jars = Path("/usr/share/java")
+    parts = ("grpc-netty", "netty-handler", "netty-tcnative", "guava", "perfmark-api", "gson")
+    libraries = ("grpc", "netty", "netty-tcnative", "guava", "perfmark", "google-gson")
+    packages = " ".join(["default-jdk-headless", *(f"lib{library}-java" for library in libraries)])
+    javac = _need("javac", packages, *(jars / f"{part}.jar" for part in parts))
+    found = [jar for part in ("grpc-*", "netty-*", *parts[3:]) for jar in sorted(jars.glob(f"{part}.jar"))]
+    path = ":".join(map(str, found))
+    source = PROGRAMS / "grpc_java.java"
+    # Netty has to have ALPN of OpenSSL, as Debian removed the JDK's, and finds it by another name than Debian's.
+    (tls,) = Path("/usr/lib").glob("*/jni/libnetty-tcnative.so")
+    build = 'javac -cp "$0" -d . "$1" && cp "$2" libnetty_tcnative.so'
+    built = environments.compiled(source, ["sh", "-c", build, path, str(source), str(tls)])
+    # The options are what makes a short program begin quickly.
+    options = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", f"-Djava.library.path={built}"]
+    return [str(Path(javac).parent / "java"), *options, "-cp", f"{built}:{path}", "GrpcJava"], {}
+
+
 def _need(program: str, packages: str, *files: Path) -> str:
     """Return the path of a program; skips the test, naming Debian's packages, where it or a file is missing."""
     found = shutil.which(program)
@@ -224,6 +243,7 @@ def _need(program: str, packages: str, *files: Path) -> str:
 
 TOO_LATE = "DEADLINE_EXCEEDED"
 NOT_CLOSED = "'int_contents': [0]"
+NO_EPOLL = Limit("Netty needs its native library for epoll, which Debian's lacks", "the required native library")
 CLIENTS = [
     Client("grpcio", _python("dev", "grpc_client.py")),
     Client("grpcio 1.49", _python("foreign_grpcio_1_49", "grpc_client.py")),
@@ -281,4 +301,13 @@ CLIENTS = [
     Client("grpc-go", _go, {"deflate": Limit("it has gzip", "Compressor is not installed")}),
     Client("grpc-ruby", _ruby),
     Client("grpc-c++", _cpp),
+    Client(
+        "grpc-java",
+        _java,
+        {
+            "deflate": Limit("it has gzip", "Unable to find compressor"),
+            "unary over unix": NO_EPOLL,
+            "bidirectional over unix": NO_EPOLL,
+        },
+    ),
 ]

@@ -45,7 +45,6 @@ string content(const string& path) {
 std::shared_ptr<grpc::Channel> open_channel(const json& connection) {
     grpc::ChannelArguments arguments;
     arguments.SetMaxReceiveMessageSize(-1);
-    arguments.SetInt(GRPC_ARG_MAX_METADATA_SIZE, 65536);  // The default of 8 KiB is for the text of an error, too.
     if (const int milliseconds = connection["keepalive_ms"]) {
         arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, milliseconds);
         arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);

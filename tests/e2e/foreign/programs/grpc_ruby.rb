@@ -12,12 +12,7 @@ RETRIES = {methodConfig: [{name: [{}], retryPolicy: {
 SAME = ->(bytes) { bytes }
 
 def open_stub(connection, compression)
-  options = {
-    "grpc.max_receive_message_length" => -1,
-    "grpc.max_send_message_length" => -1,
-    # The default of 8 KiB is for the text of an error, too.
-    "grpc.max_metadata_size" => 65_536
-  }
+  options = {"grpc.max_receive_message_length" => -1}
   if connection["keepalive_ms"] > 0
     options["grpc.keepalive_time_ms"] = connection["keepalive_ms"]
     options["grpc.http2.max_pings_without_data"] = 0
