@@ -1,8 +1,9 @@
 """Measures `triglot.client` with tritonclient's gRPC clients: small calls, calls of 16 MiB, import and memory.
 
 From the repository's root: `python -m bench.client --help`. Both have numpy arrays in and out, in one process of
-tritonclient's environment, against one server; rounds of each alternate, one after the other. Import time and
-memory are those of new processes that import only one; grpcio with numpy, which both need, is the least possible.
+tritonclient's environment, against one server; rounds of each alternate, one after the other. So do calls with
+arrays in shared memory and without. Import time and memory are those of new processes that import only one; grpcio
+with numpy, which both need, is the least possible.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from bench.report import plain
 from bench.servers import ROOT
 from bench.tally import BenchError
 from triglot.client import AsyncClient, Client
+from triglot.client.shared_memory import PREFIX
 from triglot.core.tensor import Array
 
 ENVIRONMENT = "tritonclient"
@@ -85,25 +87,52 @@ async def measure(call: Call, array: Array, in_flight: int, seconds: float) -> t
     return (time.perf_counter() - began) / total * 1e3, (time.process_time() - used) / total * 1e3
 
 
+async def compare(
+    pair: tuple[Call, Call], arrays: tuple[Array, Array], in_flight: int, rounds: int, seconds: float
+) -> list[str]:
+    """Return the cells of a row: of both calls the median milliseconds and their ratio, wall clock and CPU."""
+    for call, array in zip(pair, arrays, strict=True):
+        if not np.array_equal(await call(array), array):
+            raise BenchError("the response is another array than the request's")
+    found = [
+        [await measure(call, array, in_flight, seconds) for call, array in zip(pair, arrays, strict=True)]
+        for _ in range(rounds)
+    ]
+    cells = []
+    for at in (0, 1):
+        columns = ([first[at] for first, _ in found], [second[at] for _, second in found])
+        ratios = [first / second for first, second in zip(*columns, strict=True)]
+        cells += [f"{statistics.median(values):.3f}" for values in (*columns, ratios)]
+    return cells
+
+
 async def calls(address: str, rounds: int, seconds: float) -> None:
     """Print the table of calls."""
     table = []
     async with clients(address) as pairs:
         for size, kind, in_flight in CASES:
             array = np.random.default_rng(1).random(SIZES[size], np.float32)
-            for call in pairs[kind]:
-                if not np.array_equal(await call(array), array):
-                    raise BenchError(f"{size}, {kind}: the response is another array than the request's")
-            found = [
-                [await measure(call, array, in_flight, seconds) for call in pairs[kind]] for _ in range(rounds)
-            ]
-            cells = []
-            for at in (0, 1):
-                columns = ([ours[at] for ours, _ in found], [theirs[at] for _, theirs in found])
-                ratios = [ours / theirs for ours, theirs in zip(*columns, strict=True)]
-                cells += [f"{statistics.median(values):.3f}" for values in (*columns, ratios)]
+            cells = await compare(pairs[kind], (array, array), in_flight, rounds, seconds)
             table.append((f"{size}, {kind}, {in_flight} in flight", *cells))
     print(plain(("ms a call", "triglot", "tritonclient", "x", "CPU", "tritonclient", "x"), table))
+
+
+async def shared_memory(address: str, rounds: int, seconds: float) -> None:
+    """Print what calls cost with arrays in shared memory, against arrays that are sent."""
+    shape = SIZES["16 MiB"]
+    sent = np.random.default_rng(1).random(shape, np.float32)
+    with Client(address) as client, client.shared_memory(2 * sent.nbytes) as memory:
+        shared, written = memory.array(shape, sent.dtype), memory.array(shape, sent.dtype)
+        shared[:] = sent
+
+        async def share(array: Array) -> Array:
+            return client.infer(MODEL, {INPUT: array}, outputs={OUTPUT: written})[OUTPUT]
+
+        async def send(array: Array) -> Array:
+            return client.infer(MODEL, {INPUT: array})[OUTPUT]
+
+        cells = await compare((share, send), (shared, sent), 1, rounds, seconds)
+    print(plain(("ms a call", "shared memory", "sent", "x", "CPU", "sent", "x"), [("16 MiB, blocking", *cells)]))
 
 
 def starts(rounds: int) -> None:
@@ -132,6 +161,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.address:
         asyncio.run(calls(options.address, options.rounds, options.seconds))
+        asyncio.run(shared_memory(options.address, options.rounds, options.seconds))
         starts(options.rounds)
         return 0
     command = [sys.executable, "tests/environments.py", ENVIRONMENT]
@@ -140,7 +170,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="triglot-bench-") as folder:
         models = Path(folder) / "models"  # The server's log is written beside it.
         models.symlink_to(ROOT / "bench" / "models")
-        with servers.serving(models, cores.server) as (_, port, _):
+        with servers.serving(models, cores.server, ("--shared-memory-prefix", PREFIX)) as (_, port, _):
             servers.pin(cores.client)
             again = [python, "-m", "bench.client", "--address", f"127.0.0.1:{port}", *sys.argv[1:]]
             return subprocess.run(again, cwd=ROOT, check=False).returncode
