@@ -179,7 +179,7 @@ def _python(environment: str, program: str) -> Command:
     return command
 
 
-def _node(program: str) -> Command:
+def node(program: str) -> Command:
     def command() -> tuple[list[str], dict[str, str]]:
         node = _need("node", "nodejs npm")
         modules = environments.node_modules("foreign_node")
@@ -273,12 +273,12 @@ CLIENTS = [
     ),
     Client(
         "grpc-js",
-        _node("grpc_js.js"),
+        node("grpc_js.js"),
         {"leave in mid-stream": Limit("`break` in a `for await` does not cancel the call", NOT_CLOSED)},
     ),
     Client(
         "nice-grpc",
-        _node("nice_grpc.js"),
+        node("nice_grpc.js"),
         {
             "long deadline": Limit(
                 "nice-grpc-client-middleware-deadline sets a timer of Node, at most 2³¹ ms", TOO_LATE
@@ -287,7 +287,7 @@ CLIENTS = [
     ),
     Client(
         "connect-node",
-        _node("connect_node.js"),
+        node("connect_node.js"),
         {
             "connection age": Limit(
                 "it may open a stream on a connection that ends, and does not retry what is refused",
