@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.foreign.cases import cases
 from tests.e2e.foreign.clients import CLIENTS, Client, Connection, Outcomes, check, connections, run_cases
 
-pytestmark = pytest.mark.both_transports
+pytestmark = [pytest.mark.both_transports, pytest.mark.long]
 
 Run = Callable[[Client], Outcomes]
 

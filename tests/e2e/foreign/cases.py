@@ -120,6 +120,8 @@ def cases(unique: str) -> Iterator[Case]:
     message = "größer als 100 %: 2³¹ ≠ 2^31"
     error = {"code": "INVALID_ARGUMENT", "message": message, "responses": []}
     yield Case("error with a text", (_unary("failing", [_int32("x", 1)]),), (error,))
+    busy = {"code": "RESOURCE_EXHAUSTED", "trailers": {"grpc-retry-pushback-ms": "2000"}}
+    yield Case("error with trailing metadata", (_unary("failing", [_int32("x", 2)]),), (busy,))
     no_method = echo(8) | {"method": INFER + "Later"}
     yield Case("unknown method", (no_method,), ({"code": "UNIMPLEMENTED", "responses": []},))
     cancelled = {"code": "CANCELLED"}

@@ -258,6 +258,7 @@ CLIENTS = [
                 always=False,
             ),
             "deflate": Limit("it has no compression", "the package has no compression"),
+            "error with trailing metadata": Limit("it drops metadata called grpc-…", "'trailers': {}"),
             "gzip": Limit("it has no compression", "the package has no compression"),
             "leave in mid-stream": Limit("the end of its `async with` waits for the stream's end", NOT_CLOSED),
         },

@@ -1,4 +1,4 @@
-"""Fails, with a text that gRPC has to percent-encode."""
+"""Fails, with a text that gRPC has to percent-encode; for x > 1, says that it is busy for x seconds."""
 
 import triglot
 
@@ -8,4 +8,6 @@ class Failing(triglot.Model):
     outputs = [triglot.TensorSpec("y", "INT32", [1])]
 
     def infer(self, inputs):
+        if inputs["x"][0] > 1:
+            raise triglot.QueueFull("busy", retry_after=int(inputs["x"][0]))
         raise triglot.InvalidArgument("größer als 100 %: 2³¹ ≠ 2^31")
