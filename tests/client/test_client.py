@@ -24,7 +24,9 @@ import triglot
 from tests import environments
 from tests.process import write_model
 from triglot.client import AsyncClient, Client, Outputs, Retries, SharedMemory, Tls
+from triglot.client.wire import Query, kserve_request
 from triglot.core.errors import Code
+from triglot.pb.kserve import inference_pb2 as pb
 from triglot.testing import GatedModel, serve
 
 PREDICT, INFER = "tensorflow_serving", "kserve"
@@ -84,8 +86,14 @@ class OnLoop:
     def stream(self, *arguments: Any, **options: Any) -> Iterator[Outputs]:
         return self._answers(self._client.stream(*arguments, **options))
 
-    def _answers(self, answers: AsyncGenerator[Outputs, None]) -> Iterator[Outputs]:
-        async def step() -> Outputs | None:
+    def call(self, *arguments: Any) -> bytes:
+        return self._runner.run(self._client.call(*arguments))
+
+    def call_stream(self, *arguments: Any) -> Iterator[bytes]:
+        return self._answers(self._client.call_stream(*arguments))
+
+    def _answers(self, answers: AsyncGenerator[Any, None]) -> Iterator[Any]:
+        async def step() -> Any:
             return await anext(answers, None)
 
         try:
@@ -177,6 +185,23 @@ def test_a_stream(address: str, kind: Kind) -> None:
         assert [next(answers)["y"].tolist() for _ in range(3)][2] == [2.0, 2.0, 2.0]
         with pytest.raises(triglot.ServingError, match="at most 2 elements"):
             next(answers)
+
+
+@KINDS
+def test_calls_of_any_method(address: str, kind: Kind) -> None:
+    service = "/inference.GRPCInferenceService/"
+    with kind(address) as client:
+        for name in ("echo", "none"):
+            request = pb.ModelMetadataRequest(name=name)
+            found = contextlib.nullcontext() if name == "echo" else pytest.raises(triglot.NotFound, match="none")
+            with found:
+                response = client.call(f"{service}ModelMetadata", request.SerializeToString())
+                assert pb.ModelMetadataResponse.FromString(response).name == "echo"
+        requests = [kserve_request(Query(model="count", inputs={"x": X}))] * 2
+        responses = map(
+            pb.ModelStreamInferResponse.FromString, client.call_stream(f"{service}ModelStreamInfer", requests)
+        )
+        assert [response.infer_response.model_name for response in responses] == ["count"] * 6
 
 
 @KINDS

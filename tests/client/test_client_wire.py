@@ -189,6 +189,7 @@ def test_a_response_cut_anywhere_is_an_error_or_shorter() -> None:
     ("query", "error"),
     [
         (Query(model="m", inputs={}, parameters={"a": None}), "parameter 'a': expected bool, int, float or str"),  # type: ignore[dict-item]
+        (Query(model="m", inputs={}, parameters={"a": 2**63}), "parameter 'a': expected an int of 64 bits"),
         (Query(model="m", inputs={"x": np.array("2026-01-01", "M8[D]")}), r"datetime64\[D\] has no datatype"),
     ],
 )

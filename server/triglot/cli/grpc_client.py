@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import codecs
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -13,9 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from triglot.config.options import GRPC_ADDRESS, OPTIONS, ConfigError
 from triglot.config.variables import TOKEN_VARIABLE
+from triglot.core.errors import Code, ServingError
 
 if TYPE_CHECKING:
-    import grpc
+    from triglot import client
+
+FOREVER = 365.0 * 24 * 3600
+"""The deadline of calls with `--timeout 0`, in seconds."""
 
 
 class CallError(Exception):
@@ -68,8 +71,26 @@ def connected(flags: Mapping[str, Any], service: str, protocol: str) -> Iterator
             f"{OPTIONS['grpc_port'].default} by default, got {flags['address']!r}"
         )
     token = _token(flags["token_file"])
-    with _channel(flags) as channel:
-        yield Client(channel, service, protocol, flags, token)
+    files = {flag: flags[flag[2:].replace("-", "_")] for flag in ("--tls-ca", "--tls-certificate", "--tls-key")}
+    if (files["--tls-certificate"] is None) != (files["--tls-key"] is None):
+        raise ConfigError("--tls-certificate and --tls-key: expected both, or neither")
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # Errors have the same information.
+    from triglot.client import Client as Arrays  # noqa: PLC0415 - other commands do not need gRPC.
+    from triglot.client import Retries, Tls  # noqa: PLC0415
+
+    try:
+        arrays = Arrays(
+            flags["address"],
+            timeout=flags["timeout"] or FOREVER,
+            token=token,
+            tls=Tls(*files.values()) if flags["tls"] or any(files.values()) else None,
+            retries=Retries(attempts=1),
+        )
+    except OSError as error:
+        flag = next(flag for flag, file in files.items() if str(file) == str(error.filename))
+        raise ConfigError(f"{flag}: {error.filename}: {error.strerror}") from None
+    with arrays:
+        yield Client(arrays, service, protocol, flags)
 
 
 def _token(file: Path | None) -> str:
@@ -88,89 +109,43 @@ def _token(file: Path | None) -> str:
     return token
 
 
-@contextmanager
-def _channel(flags: Mapping[str, Any]) -> Iterator[grpc.Channel]:
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # Errors have the same information.
-    import grpc  # noqa: PLC0415 - other commands do not need it.
-
-    options = [
-        ("grpc.max_receive_message_length", -1),
-        ("grpc.max_send_message_length", -1),
-        ("grpc.enable_http_proxy", 0),
-    ]
-    ca, certificate, key = flags["tls_ca"], flags["tls_certificate"], flags["tls_key"]
-    if (certificate is None) != (key is None):
-        raise ConfigError("--tls-certificate and --tls-key: expected both, or neither")
-    if flags["tls"] or ca is not None or certificate is not None:
-        credentials = grpc.ssl_channel_credentials(
-            _read("--tls-ca", ca), _read("--tls-key", key), _read("--tls-certificate", certificate)
-        )
-        channel = grpc.secure_channel(flags["address"], credentials, options)
-    else:
-        channel = grpc.insecure_channel(flags["address"], options)
-    with channel:
-        yield channel
-
-
-def _read(flag: str, file: Path | None) -> bytes | None:
-    try:
-        return None if file is None else file.read_bytes().removeprefix(codecs.BOM_UTF8)
-    except OSError as error:
-        raise ConfigError(f"{flag}: {file}: {error.strerror}") from None
-
-
 class Client:
-    """Calls a server's methods; converts their errors to `CallError`."""
+    """Calls a server's methods; converts their errors to `CallError`. `arrays`: the client of numpy arrays."""
 
-    def __init__(
-        self, channel: grpc.Channel, service: str, protocol: str, flags: Mapping[str, Any], token: str
-    ) -> None:
-        self._channel = channel
+    def __init__(self, arrays: client.Client, service: str, protocol: str, flags: Mapping[str, Any]) -> None:
+        self.arrays = arrays
         self._service = service
         self._protocol = protocol
         self._address = flags["address"]
         self._address_flag = flags["address_flag"]
-        self._timeout = flags["timeout"] or None
-        self._metadata = [("authorization", f"Bearer {token}")] if token else []
+        self._timeout = flags["timeout"]
 
     def call(self, method: str, request: Any, response: Any) -> Any:
         """Call a unary method and return its response, a message of class `response`."""
-        rpc = self._channel.unary_unary(
-            f"/{self._service}/{method}", type(request).SerializeToString, response.FromString
-        )
-        with self._errors():
-            return rpc(request, timeout=self._timeout, metadata=self._metadata)
-
-    def stream(self, method: str, request: Any, response: Any) -> Iterator[Any]:
-        """Yield the responses to one request, messages of class `response`."""
-        rpc = self._channel.stream_stream(
-            f"/{self._service}/{method}", type(request).SerializeToString, response.FromString
-        )
-        with self._errors():
-            yield from rpc(iter([request]), timeout=self._timeout, metadata=self._metadata)
+        with self.errors():
+            return response.FromString(self.arrays.call(f"/{self._service}/{method}", request.SerializeToString()))
 
     @contextmanager
-    def _errors(self) -> Iterator[None]:
-        import grpc  # noqa: PLC0415
-
+    def errors(self) -> Iterator[None]:
+        """Raise `CallError` for an error of a call."""
         try:
             yield
-        except grpc.RpcError as error:
-            code, text = error.code(), error.details() or ""
-            if code is grpc.StatusCode.UNAVAILABLE and "http1.x server" in text:
+        except ServingError as error:
+            code, text = error.code, str(error)
+            if code is Code.UNAVAILABLE and "http1.x server" in text:
                 raise NoServer(
                     f"{self._address} speaks HTTP/1.1, as a REST port does: expected the server's gRPC port in "
                     f"{self._address_flag}, which is {OPTIONS['grpc_port'].default} by default"
                 ) from None
-            if code is grpc.StatusCode.UNAVAILABLE and re.search("failed to connect|resolving|DNS", text):
+            if code is Code.UNAVAILABLE and re.search("failed to connect|resolving|DNS", text):
                 raise NoServer(
                     f"no gRPC server answers at {self._address}: {text}; start one with `triglot serve`, or check "
                     f"{self._address_flag} and --tls"
                 ) from None
-            if code is grpc.StatusCode.UNIMPLEMENTED:
+            if code is Code.UNIMPLEMENTED:
                 text = f"the server at {self._address} does not have this method of {self._protocol}: {text}"
-            if code is grpc.StatusCode.UNAUTHENTICATED:
+            if code is Code.UNAUTHENTICATED:
                 text = f"{text}; set {TOKEN_VARIABLE} or --token-file"
-            if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            if code is Code.DEADLINE_EXCEEDED:
                 text = f"{text}; --timeout is {self._timeout:g} s"
             raise CallError(f"{text} ({code.name})", code.name) from None

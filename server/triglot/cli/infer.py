@@ -6,19 +6,23 @@ import argparse
 import json
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from triglot.cli.grpc_client import CallError, Client, add_connection, connected
-from triglot.cli.infer_values import array_of, array_of_output, json_text, plain_text
+from triglot.cli.infer_values import array_of, json_text, plain_text
 from triglot.config.option_fields import unknown
 from triglot.config.options import ConfigError
-from triglot.core.tensor import Array, raw_buffer
-from triglot.core.types import TensorSpec
+from triglot.core.tensor import Array, datatype_of
+from triglot.core.types import ParameterValue, TensorSpec
 from triglot.model.samples import samples_of
 from triglot.model.signature import shape_text
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.run import FAILED, print_error
+
+if TYPE_CHECKING:
+    from triglot.client.calls import CallOptions
+    from triglot.client.wire import Outputs, Parameters
 
 SERVICE = "inference.GRPCInferenceService"
 LARGEST_SAMPLE = 2**20
@@ -66,14 +70,13 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run(flags: Mapping[str, Any], others: Iterable[str]) -> int:
     """Call the model and return the exit status. Raise `ConfigError`."""
     as_json = not sys.stdout.isatty() if flags["json"] is None else flags["json"]
-    parameters = dict(_pair(text, "--parameter") for text in flags["parameter"])
+    parameters = {name: _value(text) for name, text in (_pair(text, "--parameter") for text in flags["parameter"])}
     try:
         with connected(flags, SERVICE, "KServe V2") as client:
             call = _Call(client, flags["model"], flags["model_version"])
             values = dict(_pair(text, "an input") for text in [*flags["inputs"], *others])
-            request = call.request(values, parameters)
-            for answer in call.answers(request):
-                print(_json_line(answer) if as_json else _plain_lines(answer), flush=True)
+            for outputs in call.outputs(call.inputs(values), parameters):
+                print(call.json_line(outputs) if as_json else _plain_lines(outputs), flush=True)
     except CallError as error:
         print_error(str(error))
         return FAILED
@@ -87,6 +90,15 @@ def _pair(text: str, what: str) -> tuple[str, str]:
     if not (name and equals):
         raise ConfigError(f"{what}: expected NAME=VALUE, got {text!r}")
     return name, value
+
+
+def _value(text: str) -> ParameterValue:
+    """Return a parameter: JSON's booleans, numbers and strings, or else the text."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return value if isinstance(value, bool | int | float | str) else text
 
 
 class _Call:
@@ -117,24 +129,17 @@ class _Call:
         names = ", ".join(sorted(versions)) or "none"
         return f"{unknown(self._model, versions, 'model')}; models of the server: {names}"
 
-    def request(self, values: Mapping[str, str], parameters: Mapping[str, str]) -> Any:
-        """Return a ModelInferRequest. Raise `ConfigError` for inputs that are not the model's."""
+    def inputs(self, values: Mapping[str, str]) -> Mapping[str, Array]:
+        """Return the inputs of the call. Raise `ConfigError` for inputs that are not the model's."""
         inputs = {tensor.name: tensor for tensor in self._metadata.inputs}
         for name in values:
             if name not in inputs:
                 raise ConfigError(f"{unknown(name, inputs, 'input')}; {self._expected_inputs()}")
-        arrays = {
+        if inputs and not values:
+            return self._example()
+        return {
             name: array_of(text, name, inputs[name].datatype, inputs[name].shape) for name, text in values.items()
         }
-        if inputs and not values:
-            arrays = self._example()
-        request = pb.ModelInferRequest(model_name=self._model, model_version=self._version)
-        for name, array in arrays.items():
-            request.inputs.add(name=name, datatype=inputs[name].datatype, shape=array.shape)
-            request.raw_input_contents.append(bytes(raw_buffer(array)))
-        for name, text in parameters.items():
-            _set_parameter(request.parameters[name], text)
-        return request
 
     def _expected_inputs(self) -> str:
         inputs = (
@@ -166,15 +171,15 @@ class _Call:
             for sample in samples
         }
 
-    def answers(self, request: Any) -> Iterator[Any]:
-        """Yield ModelInferResponses."""
-        if self._is_decoupled():
-            for answer in self._client.stream("ModelStreamInfer", request, pb.ModelStreamInferResponse):
-                if answer.error_message:
-                    raise CallError(answer.error_message)
-                yield answer.infer_response
-        else:
-            yield self._client.call("ModelInfer", request, pb.ModelInferResponse)
+    def outputs(self, inputs: Mapping[str, Array], parameters: Parameters) -> Iterator[Outputs]:
+        """Yield the outputs of each response."""
+        options: CallOptions = {"version": self._version, "parameters": parameters}
+        decoupled = self._is_decoupled()
+        with self._client.errors():
+            if decoupled:
+                yield from self._client.arrays.stream(self._model, inputs, **options)
+            else:
+                yield self._client.arrays.infer(self._model, inputs, **options)
 
     def _is_decoupled(self) -> bool:
         request = pb.ModelConfigRequest(name=self._model, version=self._version)
@@ -186,33 +191,15 @@ class _Call:
             return False
         return bool(response.config.model_transaction_policy.decoupled)
 
-
-def _set_parameter(parameter: Any, text: str) -> None:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        value = text
-    fields = {bool: "bool_param", int: "int64_param", float: "double_param"}
-    field = fields.get(type(value), "string_param")
-    setattr(parameter, field, text if field == "string_param" and not isinstance(value, str) else value)
-
-
-def _outputs(answer: Any) -> Sequence[tuple[Any, Array]]:
-    raw = list(answer.raw_output_contents)
-    return [
-        (tensor, array_of_output(tensor, raw[at] if raw else None)) for at, tensor in enumerate(answer.outputs)
-    ]
-
-
-def _json_line(answer: Any) -> str:
-    """Return the response as in KServe V2's REST."""
-    outputs = (
-        f"{_open_object({'name': output.name, 'datatype': output.datatype, 'shape': list(output.shape)})}"
-        f'"data":{json_text(output.datatype, array)}}}'
-        for output, array in _outputs(answer)
-    )
-    head = _open_object({"model_name": answer.model_name, "model_version": answer.model_version})
-    return f'{head}"outputs":[{",".join(outputs)}]}}'
+    def json_line(self, outputs: Outputs) -> str:
+        """Return a response as in KServe V2's REST."""
+        objects = (
+            f"{_open_object({'name': name, 'datatype': datatype_of(array), 'shape': array.shape})}"
+            f'"data":{json_text(datatype_of(array), array)}}}'
+            for name, array in outputs.items()
+        )
+        head = _open_object({"model_name": self._model, "model_version": outputs.model_version})
+        return f'{head}"outputs":[{",".join(objects)}]}}'
 
 
 def _open_object(values: dict[str, Any]) -> str:
@@ -220,8 +207,8 @@ def _open_object(values: dict[str, Any]) -> str:
     return json.dumps(values, separators=(",", ":"))[:-1] + ","
 
 
-def _plain_lines(answer: Any) -> str:
+def _plain_lines(outputs: Outputs) -> str:
     return "\n".join(
-        f"{output.name} {output.datatype} {shape_text(output.shape)}: {plain_text(output.datatype, array)}"
-        for output, array in _outputs(answer)
+        f"{name} {datatype_of(array)} {shape_text(array.shape)}: {plain_text(datatype_of(array), array)}"
+        for name, array in outputs.items()
     )

@@ -17,13 +17,10 @@ from triglot.core.tensor import (
     DATATYPES,
     TFSERVING_DATATYPES,
     Array,
-    array_over,
     bytes_elements,
     datatype_of,
-    element_count,
     numbers_of,
     object_array,
-    unpack_bytes,
 )
 from triglot.core.types import OutputTensor
 from triglot.protocols.kserve.json_elements import elements_of_json, json_of_elements
@@ -109,20 +106,6 @@ def _shape_of(values: Any, name: str) -> tuple[int, ...]:
     if len(shapes) > 1:
         raise ConfigError(f"input '{name}': expected lists of equal length within a list")
     return (len(values), *(shapes.pop() if shapes else ()))
-
-
-def array_of_output(tensor: Any, raw: bytes | None) -> Array:
-    """Return the elements of an InferOutputTensor, from `raw` or its typed contents."""
-    dtype, shape = DATATYPES[tensor.datatype].dtype, tuple(tensor.shape)
-    if raw is not None:
-        if tensor.datatype == "BYTES":
-            return object_array(unpack_bytes(raw, element_count(shape)), shape)
-        return array_over(raw, dtype, shape)
-    elements = [element for _, field in tensor.contents.ListFields() for element in field]
-    if tensor.datatype == "BYTES":
-        return object_array(elements, shape)
-    array: Array = np.array(elements, dtype).reshape(shape)
-    return array
 
 
 def json_text(datatype: str, array: Array) -> str:

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Self, Unpack
 
@@ -104,31 +104,58 @@ class AsyncClient:
 
     def stream(self, model: str, inputs: Inputs, **options: Unpack[CallOptions]) -> AsyncGenerator[Outputs, None]:
         """As `Client.stream`; close the iterator (`contextlib.aclosing`) to end a stream early."""
-        sending = self._settings.sending(model, inputs, options)
-        return self._stream(self._settings.stream_method(sending), sending)
+        return self._stream(self._settings.streaming(model, inputs, options))
 
-    async def _stream(self, method: str, sending: Sending) -> AsyncGenerator[Outputs, None]:
-        self._watch()
+    async def _stream(self, sending: Sending) -> AsyncGenerator[Outputs, None]:
         while True:
-            endpoint = self._settings.begin(sending)
-            connection = self._connections[endpoint]
-            failed: ServingError | None = None
-            start = connection.channel.stream_stream(method)
-            call = start(iter([sending.message]), timeout=sending.left(), metadata=sending.metadata)
-            try:
-                async for answer in call:
-                    yield outputs_of(kserve_stream_outputs, answer)
-                return
-            except (grpc.RpcError, asyncio.CancelledError) as error:
-                failed = connection.failure(error)
-                raise failed from None
-            except ServingError as error:
-                if not self._settings.must_register(error, sending):
-                    raise
-            finally:
-                call.cancel()
-                self._settings.end(endpoint, failed)
+            async with contextlib.aclosing(self._responses(sending, [sending.message])) as responses:
+                try:
+                    async for response in responses:
+                        yield outputs_of(kserve_stream_outputs, response)
+                    return
+                except ServingError as error:
+                    if not self._settings.must_register(error, sending):
+                        raise
             await self._register()
+
+    async def _responses(self, sending: Sending, requests: Iterable[bytes]) -> AsyncGenerator[bytes, None]:
+        self._watch()
+        endpoint = self._settings.begin(sending)
+        connection = self._connections[endpoint]
+        failed: ServingError | None = None
+        start = connection.channel.stream_stream(sending.method)
+        call = start(iter(requests), timeout=sending.left(), metadata=sending.metadata)
+        try:
+            async for response in call:
+                yield response
+        except (grpc.RpcError, asyncio.CancelledError) as error:
+            failed = connection.failure(error)
+            raise failed from None
+        finally:
+            call.cancel()
+            self._settings.end(endpoint, failed)
+
+    async def call(
+        self,
+        method: str,
+        request: bytes,
+        *,
+        timeout: float | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> bytes:
+        """As `Client.call`."""
+        return await self._response(self._settings.sending_of(method, request, timeout, headers))
+
+    def call_stream(
+        self,
+        method: str,
+        requests: Iterable[bytes],
+        *,
+        timeout: float | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> AsyncGenerator[bytes, None]:
+        """As `Client.call_stream`."""
+        return self._responses(self._settings.sending_of(method, b"", timeout, headers), requests)
 
     @contextlib.asynccontextmanager
     async def shared_memory(self, size: int, *, prefix: str = PREFIX) -> AsyncIterator[SharedMemory]:
@@ -216,14 +243,16 @@ class _Connection:
             if settings.credentials is None
             else grpc.aio.secure_channel(endpoint.address, settings.credentials, CHANNEL)
         )
-        self._infer = self.channel.unary_unary(settings.protocol.infer)
+        self._methods: dict[str, grpc.aio.UnaryUnaryMultiCallable] = {}
         self.given_up = False
         """Whether it was closed as the server did not answer."""
 
     async def call(self, sending: Sending) -> Outcome:
         """Send a call, and wait for its outcome."""
         try:
-            response: bytes = await self._infer(sending.message, timeout=sending.left(), metadata=sending.metadata)
+            response: bytes = await self._method(sending.method)(
+                sending.message, timeout=sending.left(), metadata=sending.metadata
+            )
         except (grpc.RpcError, grpc.aio.UsageError, asyncio.CancelledError) as error:
             return Outcome(self._endpoint, self.failure(error))
         return Outcome(self._endpoint, None, response)
@@ -247,12 +276,17 @@ class _Connection:
 
     async def ask(self, method: str, request: bytes, seconds: float = CONTROL_SECONDS) -> bytes:
         """Return the response to a call that is no inference. Raise `ServingError`."""
-        call, metadata = self.channel.unary_unary(method), self._settings.metadata()
+        metadata = self._settings.metadata()
         try:
-            response: bytes = await call(request, timeout=seconds, metadata=metadata)
+            response: bytes = await self._method(method)(request, timeout=seconds, metadata=metadata)
         except grpc.RpcError as error:
             raise serving_error(error) from None
         return response
+
+    def _method(self, path: str) -> grpc.aio.UnaryUnaryMultiCallable:
+        if (method := self._methods.get(path)) is None:
+            method = self._methods[path] = self.channel.unary_unary(path)
+        return method
 
 
 async def _next(outcomes: asyncio.Queue[Outcome | Exception], seconds: float | None) -> Outcome | None:

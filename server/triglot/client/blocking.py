@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self, Unpack
 
@@ -118,30 +118,60 @@ class Client:
         Arguments and errors are those of `infer`; an error of one response has no code. A stream is not tried
         again. It ends on the server, too, when the iterator is closed.
         """
-        sending = self._settings.sending(model, inputs, options)
-        return self._stream(self._settings.stream_method(sending), sending)
+        return self._stream(self._settings.streaming(model, inputs, options))
 
-    def _stream(self, method: str, sending: Sending) -> Generator[Outputs, None, None]:
+    def _stream(self, sending: Sending) -> Generator[Outputs, None, None]:
         while True:
-            endpoint = self._settings.begin(sending)
-            connection = self._connections[endpoint]
-            failed: ServingError | None = None
-            start = connection.channel.stream_stream(method)
-            call = start(iter([sending.message]), timeout=sending.left(), metadata=sending.metadata)
-            try:
-                for answer in call:
-                    yield outputs_of(kserve_stream_outputs, answer)
-                return
-            except grpc.RpcError as error:
-                failed = connection.failure(error)
-                raise failed from None
-            except ServingError as error:
-                if not self._settings.must_register(error, sending):
-                    raise
-            finally:
-                call.cancel()
-                self._settings.end(endpoint, failed)
+            with contextlib.closing(self._responses(sending, [sending.message])) as responses:
+                try:
+                    for response in responses:
+                        yield outputs_of(kserve_stream_outputs, response)
+                    return
+                except ServingError as error:
+                    if not self._settings.must_register(error, sending):
+                        raise
             self._register()
+
+    def _responses(self, sending: Sending, requests: Iterable[bytes]) -> Generator[bytes, None, None]:
+        endpoint = self._settings.begin(sending)
+        connection = self._connections[endpoint]
+        failed: ServingError | None = None
+        start = connection.channel.stream_stream(sending.method)
+        call = start(iter(requests), timeout=sending.left(), metadata=sending.metadata)
+        try:
+            yield from call
+        except grpc.RpcError as error:
+            failed = connection.failure(error)
+            raise failed from None
+        finally:
+            call.cancel()
+            self._settings.end(endpoint, failed)
+
+    def call(
+        self,
+        method: str,
+        request: bytes,
+        *,
+        timeout: float | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> bytes:
+        """Make a call of any service, with serialized messages, such as V2's ModelMetadata; return its response.
+
+        `method`: its path, `/package.Service/Method`. It is tried again as `infer`, so make calls that may not run
+        twice with `Retries(attempts=1)`. Raise `ServingError`.
+        """
+        return self._response(self._settings.sending_of(method, request, timeout, headers))
+
+    def call_stream(
+        self,
+        method: str,
+        requests: Iterable[bytes],
+        *,
+        timeout: float | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Generator[bytes, None, None]:
+        """Send all requests of a stream of any service, and yield its responses. See `call` and `stream`."""
+        return self._responses(self._settings.sending_of(method, b"", timeout, headers), requests)
 
     @contextlib.contextmanager
     def shared_memory(self, size: int, *, prefix: str = PREFIX) -> Iterator[SharedMemory]:
@@ -233,14 +263,16 @@ class _Connection:
             if settings.credentials is None
             else grpc.secure_channel(endpoint.address, settings.credentials, CHANNEL)
         )
-        self._infer = self.channel.unary_unary(settings.protocol.infer)
+        self._methods: dict[str, grpc.UnaryUnaryMultiCallable] = {}
         self.given_up = False
         """Whether it was closed as the server did not answer."""
 
     def call(self, sending: Sending) -> Outcome:
         """Send a call, and wait for its outcome."""
         try:
-            response: bytes = self._infer(sending.message, timeout=sending.left(), metadata=sending.metadata)
+            response: bytes = self._method(sending.method)(
+                sending.message, timeout=sending.left(), metadata=sending.metadata
+            )
         except (grpc.RpcError, ValueError) as error:
             return Outcome(self._endpoint, self.failure(error))
         return Outcome(self._endpoint, None, response)
@@ -255,7 +287,8 @@ class _Connection:
                 else Outcome(self._endpoint, self.failure(call))
             )
 
-        call = self._infer.future(sending.message, timeout=sending.left(), metadata=sending.metadata)
+        method = self._method(sending.method)
+        call = method.future(sending.message, timeout=sending.left(), metadata=sending.metadata)
         call.add_done_callback(done)
         return call
 
@@ -269,12 +302,17 @@ class _Connection:
 
     def ask(self, method: str, request: bytes, seconds: float = CONTROL_SECONDS) -> bytes:
         """Return the response to a call that is no inference. Raise `ServingError`."""
-        call, metadata = self.channel.unary_unary(method), self._settings.metadata()
+        metadata = self._settings.metadata()
         try:
-            response: bytes = call(request, timeout=seconds, metadata=metadata)
+            response: bytes = self._method(method)(request, timeout=seconds, metadata=metadata)
         except grpc.RpcError as error:
             raise serving_error(error) from None
         return response
+
+    def _method(self, path: str) -> grpc.UnaryUnaryMultiCallable:
+        if (method := self._methods.get(path)) is None:
+            method = self._methods[path] = self.channel.unary_unary(path)
+        return method
 
 
 def _watch(client: weakref.ref[Client], closed: threading.Event, seconds: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import re
 import time
@@ -88,7 +89,8 @@ class Tls:
         import grpc  # noqa: PLC0415 - nothing else here needs it.
 
         files = (self.ca, self.key, self.certificate)
-        return grpc.ssl_channel_credentials(*(None if file is None else file.read_bytes() for file in files))
+        pems = (None if file is None else file.read_bytes().removeprefix(codecs.BOM_UTF8) for file in files)
+        return grpc.ssl_channel_credentials(*pems)
 
 
 class Options(TypedDict, total=False):
@@ -129,15 +131,16 @@ class Outcome(NamedTuple):
 
 @dataclass(slots=True)
 class Sending:
-    """A call while it is sent, to one server or several."""
+    """A call while it is sent, to one server or several. `method`: its path."""
 
+    method: str
     message: bytes
     metadata: Metadata
     deadline: float
     """In seconds of the monotonic clock."""
-    sequence: int
+    sequence: int = 0
     """A number of its sequence, whose calls change a state: they go to one server, and once. 0: none."""
-    targets: Targets
+    targets: Targets = field(default_factory=dict)
     tried: list[Endpoint] = field(default_factory=list)
     registered_again: bool = False
 
@@ -184,23 +187,29 @@ class Settings:
         array that is not in shared memory.
         """
         query = Query(model=model, inputs=inputs, regions=self.regions(), **options)
-        timeout = self._timeout if query.timeout is None else query.timeout
-        sequence = query.parameters.get(SEQUENCE)
-        return Sending(
-            self.protocol.request(query),
-            (*self.metadata(), *_lower(query.headers)),
-            time.monotonic() + timeout,
-            zlib.crc32(str(sequence).encode()) or 1 if sequence else 0,
-            query.targets(),
-        )
+        message = self.protocol.request(query)
+        sending = self.sending_of(self.protocol.infer, message, query.timeout, query.headers)
+        if sequence := query.parameters.get(SEQUENCE):
+            sending.sequence = zlib.crc32(str(sequence).encode()) or 1
+        sending.targets = query.targets()
+        return sending
 
-    def stream_method(self, sending: Sending) -> str:
-        """Return the method of streams. Raise `TypeError` if the protocol has none, or the responses no place."""
+    def sending_of(
+        self, method: str, message: bytes, timeout: float | None, headers: Mapping[str, str] | None
+    ) -> Sending:
+        """Return a call to send; None for the client's own timeout. Raise `ValueError` as `metadata`."""
+        deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
+        return Sending(method, message, (*self.metadata(), *_lower(headers)), deadline)
+
+    def streaming(self, model: str, inputs: Inputs, options: CallOptions) -> Sending:
+        """Return a stream to send. Raise as `sending`, and `TypeError` if the protocol has none."""
         if not self.protocol.stream:
             raise TypeError("TensorFlow Serving has no streams: expected protocol kserve")
+        sending = self.sending(model, inputs, options)
         if sending.targets:
             raise TypeError("a stream's responses would overwrite each other: expected outputs without arrays")
-        return self.protocol.stream
+        sending.method = self.protocol.stream
+        return sending
 
     def metadata(self) -> Metadata:
         """Return what is sent with each call. Raise `ValueError` for a token that HTTP cannot carry."""

@@ -220,6 +220,8 @@ def _parameter(name: str, value: object) -> bytes:
     if isinstance(value, bool):
         return _number(1, value)
     if isinstance(value, int):
+        if not -(1 << 63) <= value < 1 << 63:
+            raise TypeError(f"parameter {name!r}: expected an int of 64 bits, got {value}")
         return _number(2, value)
     if isinstance(value, str):
         return _field(3, value.encode())

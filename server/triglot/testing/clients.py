@@ -1,7 +1,7 @@
 """Clients for each protocol: numpy arrays in, numpy arrays out, errors as the server's own classes.
 
-Strategy: plain messages and JSON, as any client sends them, without the server's codecs. Several threads may use a
-client at a time.
+Strategy: KServe V2 and TensorFlow Serving over gRPC by `triglot.client`, the others by plain messages and JSON, as
+any client sends them; none has the server's codecs. Several threads may use a client at a time.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from types import TracebackType
 from typing import Any, Final, NoReturn, Self
 from urllib.parse import urlsplit
 
-import grpc
 import numpy as np
 from google.protobuf import json_format
 
+from triglot import client
 from triglot.core.errors import Code, error_of
 from triglot.core.http import CODE_OF
 from triglot.core.tensor import (
@@ -27,7 +27,6 @@ from triglot.core.tensor import (
     array_over,
     bytes_elements,
     datatype_of,
-    native,
     object_array,
     raw_buffer,
     unpack_bytes,
@@ -35,8 +34,6 @@ from triglot.core.tensor import (
 from triglot.core.types import ParameterValue
 from triglot.inline import ServedAt
 from triglot.pb.grps import grps_pb2
-from triglot.pb.kserve import inference_pb2
-from triglot.pb.tfserving import predict_pb2, tensor_pb2
 
 SECONDS: Final = 60.0
 """Limit of a call, unless a client has its own."""
@@ -84,19 +81,21 @@ class Client(ABC):
 
 
 class GrpcClient(Client):
-    """A client with a gRPC connection of its own."""
+    """A client with a gRPC connection of its own, whose calls are not tried again."""
+
+    _protocol = "kserve"
 
     def __init__(
         self, server: ServedAt | str, *, timeout: float = SECONDS, headers: Mapping[str, str] | None = None
     ) -> None:
         super().__init__(server, timeout=timeout, headers=headers)
-        options = [
-            ("grpc.max_send_message_length", -1),
-            ("grpc.max_receive_message_length", -1),
-            ("grpc.use_local_subchannel_pool", 1),  # By default, equal channels share a connection.
-        ]
-        self.channel = grpc.insecure_channel(self._address, options)
-        self._metadata = [(name.lower(), value) for name, value in self._headers.items()]
+        self._client = client.Client(
+            self._address,
+            protocol=self._protocol,
+            timeout=timeout,
+            headers=headers,
+            retries=client.Retries(attempts=1),
+        )
 
     @staticmethod
     def _address_of(server: ServedAt) -> str:
@@ -104,27 +103,16 @@ class GrpcClient(Client):
 
     def call(self, method: str, request: Any, response: Any) -> Any:
         """Make a unary call: `method` is `/package.Service/Method`, `response` the class of its message."""
-        function = self.channel.unary_unary(method, type(request).SerializeToString, response.FromString)
-        try:
-            return function(request, timeout=self._timeout, metadata=self._metadata)
-        except grpc.RpcError as error:
-            _raise(Code(error.code().value[0]), error.details())
+        return response.FromString(self._client.call(method, request.SerializeToString()))
 
     def stream(self, method: str, requests: Sequence[Any], response: Any) -> Iterator[Any]:
         """Send all requests of a bidirectional stream, and yield its responses."""
-        serialize = type(requests[0]).SerializeToString
-        function = self.channel.stream_stream(method, serialize, response.FromString)
-        call = function(iter(requests), timeout=self._timeout, metadata=self._metadata)
-        try:
-            yield from call
-        except grpc.RpcError as error:
-            _raise(Code(error.code().value[0]), error.details())
-        finally:
-            call.cancel()
+        messages = [request.SerializeToString() for request in requests]
+        return map(response.FromString, self._client.call_stream(method, messages))
 
     def close(self) -> None:
         """As in the base class."""
-        self.channel.close()
+        self._client.close()
 
 
 class RestClient(Client):
@@ -215,14 +203,6 @@ def _field_of(name: str, datatype: str, fields: Mapping[str, tuple[str, str]]) -
 
 # --- KServe V2 ---
 
-KSERVE: Final = "/inference.GRPCInferenceService/"
-_PARAMETER_FIELDS: Final = {
-    bool: "bool_param",
-    int: "int64_param",
-    float: "double_param",
-    str: "string_param",
-}
-
 
 class KServeGrpc(GrpcClient):
     """KServe V2 over gRPC, with raw tensors."""
@@ -236,8 +216,7 @@ class KServeGrpc(GrpcClient):
         parameters: Mapping[str, ParameterValue] | None = None,
     ) -> Outputs:
         """As in the base class; `parameters` are those of the request."""
-        request = _kserve_request(model, inputs, version, parameters)
-        return _kserve_outputs(self.call(KSERVE + "ModelInfer", request, inference_pb2.ModelInferResponse))
+        return self._client.infer(model, inputs, version=version, parameters=parameters or {})
 
     def infer_stream(
         self,
@@ -248,40 +227,7 @@ class KServeGrpc(GrpcClient):
         parameters: Mapping[str, ParameterValue] | None = None,
     ) -> Iterator[Outputs]:
         """Yield the outputs of each response of a decoupled model."""
-        request = _kserve_request(model, inputs, version, parameters)
-        answers = self.stream(KSERVE + "ModelStreamInfer", [request], inference_pb2.ModelStreamInferResponse)
-        for answer in answers:
-            if answer.error_message:  # Without a code.
-                _raise(Code.UNKNOWN, answer.error_message)
-            yield _kserve_outputs(answer.infer_response)
-
-
-def _kserve_request(
-    model: str, inputs: Inputs, version: int, parameters: Mapping[str, ParameterValue] | None
-) -> inference_pb2.ModelInferRequest:
-    request = inference_pb2.ModelInferRequest(model_name=model, model_version=str(version) if version else "")
-    for name, datatype, array in _arrays(inputs):
-        request.inputs.add(name=name, datatype=datatype, shape=array.shape)
-        request.raw_input_contents.append(_raw(array))
-    for name, value in (parameters or {}).items():
-        if type(value) not in _PARAMETER_FIELDS:
-            raise TypeError(f"parameter {name!r}: expected bool, int, float or str, got {value!r}")
-        setattr(request.parameters[name], _PARAMETER_FIELDS[type(value)], value)
-    return request
-
-
-def _kserve_outputs(response: inference_pb2.ModelInferResponse) -> Outputs:
-    if not response.raw_output_contents:  # Some servers send typed elements.
-        return {output.name: _kserve_elements(output) for output in response.outputs}
-    return {
-        output.name: _array(data, output.datatype, output.shape)
-        for output, data in zip(response.outputs, response.raw_output_contents, strict=True)
-    }
-
-
-def _kserve_elements(output: inference_pb2.ModelInferResponse.InferOutputTensor) -> Array:
-    elements = [element for _, elements in output.contents.ListFields() for element in elements]
-    return _from_elements(elements, output.datatype, output.shape)
+        return self._client.stream(model, inputs, version=version, parameters=parameters or {})
 
 
 class KServeRest(RestClient):
@@ -323,57 +269,32 @@ class KServeRest(RestClient):
 
 # --- TensorFlow Serving ---
 
-PREDICT: Final = "/tensorflow.serving.PredictionService/Predict"
-_TENSORFLOW_FIELDS: Final = {
-    "BOOL": ("DT_BOOL", "bool_val"),
-    "UINT8": ("DT_UINT8", "int_val"),
-    "UINT16": ("DT_UINT16", "int_val"),
-    "UINT32": ("DT_UINT32", "uint32_val"),
-    "UINT64": ("DT_UINT64", "uint64_val"),
-    "INT8": ("DT_INT8", "int_val"),
-    "INT16": ("DT_INT16", "int_val"),
-    "INT32": ("DT_INT32", "int_val"),
-    "INT64": ("DT_INT64", "int64_val"),
-    "FP16": ("DT_HALF", "half_val"),
-    "FP32": ("DT_FLOAT", "float_val"),
-    "FP64": ("DT_DOUBLE", "double_val"),
-    "BF16": ("DT_BFLOAT16", "half_val"),
-    "BYTES": ("DT_STRING", "string_val"),
+_TENSORFLOW_DATATYPES: Final = {
+    "DT_BOOL": "BOOL",
+    "DT_UINT8": "UINT8",
+    "DT_UINT16": "UINT16",
+    "DT_UINT32": "UINT32",
+    "DT_UINT64": "UINT64",
+    "DT_INT8": "INT8",
+    "DT_INT16": "INT16",
+    "DT_INT32": "INT32",
+    "DT_INT64": "INT64",
+    "DT_HALF": "FP16",
+    "DT_FLOAT": "FP32",
+    "DT_DOUBLE": "FP64",
+    "DT_BFLOAT16": "BF16",
+    "DT_STRING": "BYTES",
 }
-"""By datatype: TensorFlow's name, and the field of its elements."""
-_TENSORFLOW_DATATYPES: Final = {name: datatype for datatype, (name, _) in _TENSORFLOW_FIELDS.items()}
 
 
 class TensorFlowGrpc(GrpcClient):
     """TensorFlow Serving's Predict over gRPC."""
 
+    _protocol = "tensorflow_serving"
+
     def infer(self, model: str, inputs: Inputs, *, version: int = 0, signature: str = "") -> Outputs:
         """As in the base class; `signature`: "" for `serving_default`."""
-        request = predict_pb2.PredictRequest(model_spec={"name": model, "signature_name": signature})
-        if version:
-            request.model_spec.version.value = version
-        for name, datatype, array in _arrays(inputs):
-            tensor = request.inputs[name]
-            tensor.dtype = getattr(tensor_pb2, _field_of(name, datatype, _TENSORFLOW_FIELDS)[0])
-            for size in array.shape:
-                tensor.tensor_shape.dim.add(size=size)
-            if datatype == "BYTES":
-                tensor.string_val.extend(bytes_elements(array.astype(object)))
-            else:
-                tensor.tensor_content = native(array).tobytes()
-        response = self.call(PREDICT, request, predict_pb2.PredictResponse)
-        return {name: _tensorflow_array(tensor) for name, tensor in response.outputs.items()}
-
-
-def _tensorflow_array(tensor: tensor_pb2.TensorProto) -> Array:
-    datatype = _TENSORFLOW_DATATYPES[tensor_pb2.DataType.Name(tensor.dtype)]
-    dtype, shape = DATATYPES[datatype].dtype, [dim.size for dim in tensor.tensor_shape.dim]
-    if tensor.tensor_content:
-        return array_over(tensor.tensor_content, dtype, shape)
-    values = list(getattr(tensor, _TENSORFLOW_FIELDS[datatype][1]))
-    if datatype in ("FP16", "BF16"):  # The bits of each element.
-        return np.array(values, np.uint16).view(dtype).reshape(shape)
-    return _from_elements(values, datatype, shape)
+        return self._client.infer(model, inputs, version=version, signature=signature)
 
 
 class TensorFlowRest(RestClient):
