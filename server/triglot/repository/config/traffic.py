@@ -145,12 +145,8 @@ def with_weights(before: Mapping[str, float], default: str, changes: Mapping[str
 
 def _shadow(content: object) -> Shadow:
     shadow = Shadow(**_table("shadow", content, [at.name for at in fields(Shadow)]))
-    for key, longest in {
-        "version": MAX_NAME,
-        "model": MAX_NAME,
-        "address": MAX_NAME,
-        "token_file": MAX_PATH,
-    }.items():
+    for key in ("version", "model", "address", "token_file"):
+        longest = MAX_PATH if key == "token_file" else MAX_NAME
         if not isinstance(value := getattr(shadow, key), str) or len(value) > longest:
             raise ValueError(f"shadow: {key}: expected a text, got {_shown(value)}")
     if not (shadow.version or shadow.model or shadow.address):
