@@ -150,6 +150,17 @@ def test_a_server_that_was_restarted(models: Path, kind: Kind) -> None:
         assert other.infer("echo", {"fp32": z})["fp32"].tolist() == [7.0, 7.0]
 
 
+@KINDS
+def test_a_server_that_cannot_open_it(address: str, kind: Kind) -> None:
+    """As one on another machine, whose /dev/shm does not have it."""
+    with kind(address) as client, client.shared_memory(1024) as memory:
+        x = memory.array(1, np.float32)
+        (FOLDER / memory.name).unlink()
+        forget(address)
+        with pytest.raises(triglot.InvalidArgument, match=f"^{address}: .*; expected a server of this machine"):
+            client.infer("echo", {"fp32": x})
+
+
 def forget(address: str) -> None:
     """Unregister all regions."""
     with grpc.insecure_channel(address) as channel:
@@ -183,12 +194,14 @@ def test_what_is_refused(address: str, models: Path, kind: Kind) -> None:
     with kind(address) as client:
         with client.shared_memory(4096) as memory:
             x = memory.array(1000, np.float32)
-            with pytest.raises(
-                ValueError, match=r"at most 64 bytes, which are left of 4096, got 68 for float32 \[17\]"
-            ):
+            with pytest.raises(ValueError, match=r"at most 64 bytes, left of 4096, got 68 for float32 \[17\]"):
                 memory.array(17, np.float32)
             with pytest.raises(TypeError, match="expected a dtype of numbers"):
                 memory.array(1, object)
+            with pytest.raises(ValueError, match="negative dimensions"):
+                memory.array([2, -3], np.float32)
+            assert memory.array((), np.float32).shape == ()
+            assert memory.array([2, 0], np.float32).shape == (2, 0)
             with pytest.raises(
                 ValueError, match="output 'fp32': expected a contiguous array of the client's shared"
             ):

@@ -305,8 +305,8 @@ class _Connection:
         metadata = self._settings.metadata()
         try:
             response: bytes = self._method(method)(request, timeout=seconds, metadata=metadata)
-        except grpc.RpcError as error:
-            raise serving_error(error) from None
+        except (grpc.RpcError, ValueError) as error:
+            raise self.failure(error) from None
         return response
 
     def _method(self, path: str) -> grpc.UnaryUnaryMultiCallable:

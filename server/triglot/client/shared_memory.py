@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import mmap
+import operator
 import os
 import threading
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, SupportsIndex
 
 import numpy as np
 
@@ -58,7 +60,7 @@ class SharedMemory:
         self._used = 0
         self._lock = threading.Lock()
 
-    def array(self, shape: int | Sequence[int], dtype: Any) -> Array:
+    def array(self, shape: SupportsIndex | Sequence[SupportsIndex], dtype: Any) -> Array:
         """Return a new array in memory that no other array has, zeros at first.
 
         Raise `ValueError` if there is not as much left, or after the end of the block, `TypeError` for a dtype
@@ -67,20 +69,20 @@ class SharedMemory:
         dtype = np.dtype(dtype)
         if datatype_name(dtype) == "BYTES":
             raise TypeError(f"shared memory: expected a dtype of numbers, which have one size, got {dtype}")
-        dims = (shape,) if isinstance(shape, int) else tuple(shape)
+        dims = list(map(operator.index, [shape] if isinstance(shape, SupportsIndex) else shape))
         size = math.prod(dims) * dtype.itemsize
         if not self.close.alive:
             raise ValueError("the shared memory is closed")
         with self._lock:
-            start = -(-self._used // ALIGNMENT) * ALIGNMENT
-            left = max(0, self.size - start)
-            if size > left:
+            start = min(-(-self._used // ALIGNMENT) * ALIGNMENT, self.size)
+            if size > self.size - start:
                 raise ValueError(
-                    f"shared memory: expected at most {left} bytes, which are left of {self.size}, got {size} for "
-                    f"{dtype} {list(dims)}"
+                    f"shared memory: expected at most {self.size - start} bytes, left of {self.size}, got "
+                    f"{size} for {dtype} {dims}"
                 )
+            array: Array = np.ndarray(dims, dtype, self._memory, start)
             self._used = start + size
-        return np.ndarray(dims, dtype, self._memory, start)
+        return array
 
     def slice_of(self, array: Array) -> RegionSlice | None:
         """Return where an array is, None if it is not here, or not as it is to be sent."""
@@ -110,4 +112,5 @@ def _mapped(name: str, size: int) -> mmap.mmap:
 
 def _unlink(made: shared_memory.SharedMemory, process: int) -> None:
     if os.getpid() == process:  # Not at the exit of a process that was forked from it.
-        made.unlink()
+        with suppress(FileNotFoundError):  # Someone else may have removed it.
+            made.unlink()
