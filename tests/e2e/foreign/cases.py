@@ -109,9 +109,12 @@ def cases(unique: str) -> Iterator[Case]:
     )
     yield Case("long deadline", (_seen() | {"timeout_ms": LONG_MS},), (_saw(days=24),))
     yield Case("no deadline", (_seen(),), (_saw(days=-1),))
-    text = _seen("x-text") | {"metadata": [["x-text", "a, b;c=d"]]}
-    yield Case("metadata", (text,), (_saw(b"a, b;c=d"),))
-    for size in (1, 2, 3, 4000):
+    sent = _seen("x-text") | {"metadata": [["x-text", "a, b;c=d"]]}
+    yield Case("metadata", (sent,), (_saw(b"a, b;c=d"),))
+    texts = [" ".join([str(number)] * 100) for number in range(30)]  # More than an HPACK table holds.
+    calls = tuple(_seen("x-text") | {"metadata": [["x-text", text]]} for text in texts)
+    yield Case("metadata of many calls", calls, tuple(_saw(text.encode()) for text in texts))
+    for size in (1, 2, 3, 10_000):
         value = pattern(size)
         sent = _seen("x-value-bin") | {"metadata": [["x-value-bin", _base64(value)]]}
         yield Case(f"-bin metadata of {size} bytes", (sent,), (_saw(value),))
@@ -120,6 +123,7 @@ def cases(unique: str) -> Iterator[Case]:
     message = "größer als 100 %: 2³¹ ≠ 2^31"
     error = {"code": "INVALID_ARGUMENT", "message": message, "responses": []}
     yield Case("error with a text", (_unary("failing", [_int32("x", 1)]),), (error,))
+    yield Case("error with a long text", (_unary("failing", [_int32("x", 0)]),), ({"code": error["code"]},))
     busy = {"code": "RESOURCE_EXHAUSTED", "trailers": {"grpc-retry-pushback-ms": "2000"}}
     yield Case("error with trailing metadata", (_unary("failing", [_int32("x", 2)]),), (busy,))
     no_method = echo(8) | {"method": INFER + "Later"}
