@@ -285,6 +285,33 @@ def test_a_second_server_answers_for_a_slow_one(kind: Kind) -> None:
             slow.open_point("infer")
 
 
+@pytest.mark.parametrize(
+    ("streams", "hedge_after"), [(False, None), (False, 60.0), (True, None)], ids=["plain", "hedged", "stream"]
+)
+def test_a_call_ends_when_its_asyncio_client_is_closed(streams: bool, hedge_after: float | None) -> None:
+    slow = GatedModel("infer")
+
+    async def call(client: AsyncClient) -> Outputs:
+        if streams:
+            return await anext(client.stream("gated", {"x": X}))
+        return await client.infer("gated", {"x": X})
+
+    async def close_meanwhile(address: str) -> None:
+        client = AsyncClient([address, address], retries=Retries(hedge_after=hedge_after))
+        await asyncio.gather(call(client), closing(client))
+
+    async def closing(client: AsyncClient) -> None:
+        await asyncio.to_thread(slow.wait_until_at, "infer")
+        await client.close()
+
+    with serve({"gated": slow}) as server:
+        try:
+            with pytest.raises(triglot.core.errors.Cancelled):
+                asyncio.run(asyncio.wait_for(close_meanwhile(server.grpc_address), 20))
+        finally:
+            slow.open_point("infer")
+
+
 @contextlib.contextmanager
 def answering(code: grpc.StatusCode, *trailers: tuple[str, str]) -> Iterator[tuple[str, list[bytes]]]:
     """A server that ends every call with this status; yields its address, and the requests that came."""

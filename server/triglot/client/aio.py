@@ -44,7 +44,7 @@ from triglot.client.wire import (
     register_request,
     unregister_request,
 )
-from triglot.core.errors import ServingError
+from triglot.core.errors import Cancelled, ServingError
 
 log = logging.getLogger(__name__)
 
@@ -120,20 +120,17 @@ class AsyncClient:
 
     async def _responses(self, sending: Sending, requests: Iterable[bytes]) -> AsyncGenerator[bytes, None]:
         self._watch()
-        endpoint = self._settings.begin(sending)
-        connection = self._connections[endpoint]
-        failed: ServingError | None = None
-        start = connection.channel.stream_stream(sending.method)
-        call = start(iter(requests), timeout=sending.left(), metadata=sending.metadata)
-        try:
-            async for response in call:
-                yield response
-        except (grpc.RpcError, asyncio.CancelledError) as error:
-            failed = connection.failure(error)
-            raise failed from None
-        finally:
-            call.cancel()
-            self._settings.end(endpoint, failed)
+        with self._settings.attempt(sending) as endpoint:
+            connection = self._connections[endpoint]
+            start = connection.channel.stream_stream(sending.method)
+            call = start(iter(requests), timeout=sending.left(), metadata=sending.metadata)
+            try:
+                async for response in call:
+                    yield response
+            except (grpc.RpcError, asyncio.CancelledError) as error:
+                raise connection.failure(error) from None
+            finally:
+                call.cancel()
 
     async def call(
         self,
@@ -266,10 +263,13 @@ class _Connection:
 
     def failure(self, error: BaseException) -> ServingError:
         """Return the `ServingError` of a call; raise what is no outcome of one."""
-        task = asyncio.current_task()
-        cancelled = task is not None and task.cancelling()
-        if self.given_up and not cancelled:  # gRPC cancels the calls of a channel that is closed.
+        cancelled = isinstance(error, asyncio.CancelledError)
+        if cancelled and (task := asyncio.current_task()) and task.cancelling():
+            raise error
+        if self.given_up:
             return no_answer(self._endpoint)
+        if cancelled:  # gRPC cancels the calls of a channel that is closed.
+            return Cancelled("the client was closed")
         if isinstance(error, grpc.RpcError):
             return serving_error(error)
         raise error

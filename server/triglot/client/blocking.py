@@ -133,19 +133,16 @@ class Client:
             self._register()
 
     def _responses(self, sending: Sending, requests: Iterable[bytes]) -> Generator[bytes, None, None]:
-        endpoint = self._settings.begin(sending)
-        connection = self._connections[endpoint]
-        failed: ServingError | None = None
-        start = connection.channel.stream_stream(sending.method)
-        call = start(iter(requests), timeout=sending.left(), metadata=sending.metadata)
-        try:
-            yield from call
-        except grpc.RpcError as error:
-            failed = connection.failure(error)
-            raise failed from None
-        finally:
-            call.cancel()
-            self._settings.end(endpoint, failed)
+        with self._settings.attempt(sending) as endpoint:
+            connection = self._connections[endpoint]
+            start = connection.channel.stream_stream(sending.method)
+            call = start(iter(requests), timeout=sending.left(), metadata=sending.metadata)
+            try:
+                yield from call
+            except grpc.RpcError as error:
+                raise connection.failure(error) from None
+            finally:
+                call.cancel()
 
     def call(
         self,

@@ -233,6 +233,23 @@ class Settings:
         """Note the outcome of an attempt."""
         self.balancer.end(endpoint, error, time.monotonic())
 
+    @contextmanager
+    def attempt(self, sending: Sending) -> Iterator[Endpoint]:
+        """Choose the server for a stream, which is in flight there within the block, and note its outcome."""
+        endpoint = self.begin(sending)
+        try:
+            yield endpoint
+        except ServingError as error:
+            self.end(endpoint, error)
+            raise
+        except GeneratorExit:  # Its reader went, who had answers.
+            self.end(endpoint, None)
+            raise
+        except BaseException:
+            self.balancer.cancel(endpoint, time.monotonic(), slow=False)
+            raise
+        self.end(endpoint, None)
+
     def hedge_after(self, sending: Sending) -> float | None:
         """Return the seconds without an answer after which a call also goes to another server; None: never."""
         if sending.sequence or sending.targets or len(self.balancer.endpoints) == 1:
