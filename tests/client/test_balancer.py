@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from triglot.client.balancer import Balancer, Endpoint, Retries
+from triglot.client.calls import Outcome, Settings
 from triglot.core.errors import DeadlineExceeded, InvalidArgument, QueueFull, Unavailable
 
 LOST = Unavailable("lost")
@@ -55,12 +56,32 @@ def test_when_it_is_tried_again() -> None:
     made = balancer(2)
     first = made.begin(0.0)
     made.end(first, QueueFull("full", retry_after=3.0), 0.0)
-    assert made.wait(0.0, [first]) == 0.0  # The other one is there.
+    assert made.wait(0.0) == 0.0  # The other one is there.
     second = made.begin(0.0, [first])
     assert second is not first
     made.end(second, QueueFull("full", retry_after=2.0), 0.0)
-    assert made.wait(0.5, [first, second]) == pytest.approx(1.5)
+    assert made.wait(0.5) == pytest.approx(1.5)
     assert made.begin(2.0, [first, second]) is second
+
+
+def test_a_server_that_said_when_is_not_tried_before_as_another_is_silent_or_tried() -> None:
+    made = balancer(3)
+    later, sooner, silent = (made.begin(0.0) for _ in range(3))
+    made.checked(silent, 0.0, answered=False)
+    made.end(later, QueueFull("full", retry_after=60.0), 0.0)
+    made.end(sooner, QueueFull("full", retry_after=2.0), 0.0)
+    assert made.wait(0.5) == pytest.approx(1.5)
+    assert made.begin(2.0, [sooner]) is sooner
+
+
+def test_a_hedge_needs_another_server_that_is_there() -> None:
+    made = balancer(3, burst=1)
+    first, gone, silent = (made.begin(0.0) for _ in range(3))
+    made.end(gone, QueueFull("full", retry_after=2.0), 0.0)
+    made.checked(silent, 0.0, answered=False)
+    assert not made.may_hedge(1.0, [first])
+    assert made.may_hedge(2.0, [first])
+    assert not made.may_hedge(2.0, [first])  # The budget is used up.
 
 
 def test_attempts_and_the_budget() -> None:
@@ -73,6 +94,16 @@ def test_attempts_and_the_budget() -> None:
         made.end(made.begin(0.0), None, 0.0)
     assert made.may_retry(LOST, 1)
     assert not made.may_retry(Unavailable("never again", retry_after=-1.0), 1)
+
+
+def test_a_wait_beyond_the_deadline_costs_no_budget() -> None:
+    settings = Settings("a:1", retries=Retries(burst=1))
+    steps = settings.attempts(settings.sending_of("/a.B/C", b"", 10.0, None))
+    (asked,) = settings.balancer.endpoints
+    assert [next(steps), next(steps)] == [asked, None]
+    with pytest.raises(QueueFull):
+        steps.send(Outcome(asked, QueueFull("full", retry_after=60.0)))
+    assert (settings.balancer.tokens, asked.in_flight) == (1.0, 0)
 
 
 def test_one_that_owes_answers_is_checked_and_left_while_it_is_silent() -> None:

@@ -82,7 +82,7 @@ class Balancer:
     def begin(self, now: float, tried: Collection[Endpoint] = ()) -> Endpoint:
         """Return the server for an attempt, which counts as in flight there until `end`.
 
-        Prefer those not yet `tried`; if all are thought to be gone, the one that is due first.
+        Prefer those not yet `tried`; if none is thought to be there, the one that is due first.
         """
         with self._lock:
             self._turn += 1
@@ -90,7 +90,7 @@ class Balancer:
             turned = (*self.endpoints[first:], *self.endpoints[:first])
             chosen = min(
                 turned,
-                key=lambda each: (each.silent, each in tried, max(each.back_at - now, 0.0), each.in_flight),
+                key=lambda each: (each.silent, max(each.back_at - now, 0.0), each in tried, each.in_flight),
             )
             self._sent(chosen, now)
             if chosen.back_at > 0.0 and chosen.back_at <= now:  # One call finds out whether it is back.
@@ -159,12 +159,16 @@ class Balancer:
             self.tokens -= 1.0
             return True
 
-    def wait(self, now: float, tried: Collection[Endpoint]) -> float:
-        """Return the seconds until the next attempt: none while a server that was not `tried` is there."""
+    def wait(self, now: float) -> float:
+        """Return the seconds until the next attempt: none while a server is there."""
         with self._lock:
-            if any(each not in tried and not each.silent and each.back_at <= now for each in self.endpoints):
-                return 0.0
-            return max(0.0, min(each.back_at for each in self.endpoints) - now)
+            first = min(self.endpoints, key=lambda each: (each.silent, each.back_at))
+            return max(0.0, first.back_at - now)
+
+    def may_hedge(self, now: float, tried: Collection[Endpoint]) -> bool:
+        """Whether a server that was not `tried` is there; the hedge then counts in the budget, which must have it."""
+        others = (each for each in self.endpoints if each not in tried and not each.silent)
+        return any(each.back_at <= now for each in others) and self.spend()
 
     def _sent(self, endpoint: Endpoint, now: float) -> None:
         self.sent += 1

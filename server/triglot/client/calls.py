@@ -272,7 +272,7 @@ class Settings:
             while True:
                 outcome = yield (hedge_after if len(waiting) == 1 else None)
                 if outcome is None:
-                    if self.balancer.spend():
+                    if self.balancer.may_hedge(time.monotonic(), sending.tried):
                         waiting.append(self.begin(sending))
                         yield waiting[-1]
                     continue
@@ -292,11 +292,10 @@ class Settings:
 
     def _wait_after(self, error: ServingError, sending: Sending) -> float:
         """Return the seconds until the next attempt. Raise the error if there is none."""
-        if not sending.sequence and self.balancer.may_retry(error, len(sending.tried)):
-            wait = self.balancer.wait(time.monotonic(), sending.tried)
-            if wait < sending.left():
-                return wait
-        raise error
+        wait = self.balancer.wait(time.monotonic())
+        if sending.sequence or wait >= sending.left() or not self.balancer.may_retry(error, len(sending.tried)):
+            raise error
+        return wait
 
     @contextmanager
     def region(self, size: int, prefix: str) -> Iterator[SharedMemory]:
