@@ -166,7 +166,7 @@ class Balancer:
             return max(0.0, first.back_at - now)
 
     def may_hedge(self, now: float, tried: Collection[Endpoint]) -> bool:
-        """Whether a server that was not `tried` is there; the hedge then counts in the budget, which must have it."""
+        """Whether a server that was not `tried` is there, and the budget has a call for it; take it then."""
         others = (each for each in self.endpoints if each not in tried and not each.silent)
         return any(each.back_at <= now for each in others) and self.spend()
 
