@@ -436,6 +436,27 @@ def test_a_server_that_does_not_answer_health_checks(kind: Kind, tmp_path: Path)
                     stopped.process.signal(signal.SIGCONT)
 
 
+@pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "asyncio"])
+def test_servers_are_checked_at_once(address: str, blocking: bool) -> None:
+    """Of many servers that send nothing, each is found out before its calls' deadlines."""
+    retries, inputs = Retries(check_after=0.5), {"x": X}
+
+    async def on_loop(addresses: list[str]) -> list[Outputs]:
+        async with AsyncClient(addresses, timeout=4, retries=retries) as client:
+            return await asyncio.gather(*(client.infer("same", inputs) for _ in addresses))
+
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(12)]
+        addresses = [address, *(f"127.0.0.1:{each.getsockname()[1]}" for each in silent)]
+        if blocking:
+            threads = stack.enter_context(futures.ThreadPoolExecutor(len(addresses)))
+            client = stack.enter_context(Client(addresses, timeout=4, retries=retries))
+            answers = list(threads.map(lambda _: client.infer("same", inputs), addresses))
+        else:
+            answers = asyncio.run(on_loop(addresses))
+    assert [answer["y"].tolist() for answer in answers] == [X.tolist()] * len(addresses)
+
+
 @KINDS
 def test_a_slow_answer_is_waited_for_while_the_server_answers_health_checks(kind: Kind) -> None:
     came = []

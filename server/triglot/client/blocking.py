@@ -28,7 +28,7 @@ from triglot.client.calls import (
     Settings,
     from_environment,
     is_absent,
-    is_silent,
+    is_answer,
     no_answer,
     outputs_of,
     registration_error,
@@ -219,16 +219,12 @@ class Client:
 
     def check(self) -> None:
         """Ask the servers for their health that owe answers for long; calls to those without an answer fail."""
-        balancer, seconds = self._settings.balancer, self._settings.retries.check_after
-        for endpoint in balancer.to_check(time.monotonic()):
-            try:
-                self._connections[endpoint].ask(HEALTH, health_request(""), seconds)
-            except ServingError as error:
-                answered = not is_silent(error)
-            else:
-                answered = True
-            balancer.checked(endpoint, time.monotonic(), answered=answered)
-            if not answered and endpoint.in_flight:
+        balancer, now = self._settings.balancer, time.monotonic()
+        calls = {endpoint: self._connections[endpoint].check() for endpoint in balancer.to_check(now)}
+        for endpoint, call in calls.items():
+            balancer.checked(endpoint, time.monotonic(), answered=is_answer(call.code()))
+        for endpoint in calls:  # Of several, too, that none gets the calls of another.
+            if endpoint.silent and endpoint.in_flight:
                 silent = self._connections[endpoint]
                 self._connections[endpoint] = _Connection(endpoint, self._settings)
                 silent.given_up = True
@@ -305,6 +301,12 @@ class _Connection:
         except (grpc.RpcError, ValueError) as error:
             raise self.failure(error) from None
         return response
+
+    def check(self) -> grpc.Future[bytes]:
+        """Begin a health check."""
+        settings, method = self._settings, self._method(HEALTH)
+        seconds, metadata = settings.retries.check_after, settings.metadata()
+        return method.future(health_request(""), timeout=seconds, metadata=metadata)
 
     def _method(self, path: str) -> grpc.UnaryUnaryMultiCallable:
         if (method := self._methods.get(path)) is None:

@@ -374,9 +374,9 @@ def is_absent(error: ServingError) -> bool:
     return error.code in (Code.NOT_FOUND, Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED)
 
 
-def is_silent(error: ServingError) -> bool:
-    """Whether a health check had no answer; a server without gRPC's health protocol answers, too."""
-    return error.code in (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED)
+def is_answer(code: grpc.StatusCode) -> bool:
+    """Whether a health check had an answer; a server without gRPC's health protocol answers, too."""
+    return code.name not in ("UNAVAILABLE", "DEADLINE_EXCEEDED")
 
 
 def no_answer(endpoint: Endpoint) -> ServingError:
