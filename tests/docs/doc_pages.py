@@ -31,6 +31,7 @@ from google.protobuf import text_format
 
 from tests import environments
 from tests.process import Triglot, clean_environment, outcome, start_python
+from tests.waiting import wait_until
 from triglot.cli.main import command_line
 from triglot.cli.serve import start
 from triglot.pb.kserve import model_config_pb2
@@ -158,6 +159,8 @@ class Reader:
         elif command[:1] == ["python"] and command[1:] and self._is_own_script(command[1]):
             self._run_python((self._folder / command[1]).read_text())
         else:
+            if command[:2] == ["triglot", "replay"]:  # The server writes records while a reader reads on.
+                wait_until((self._folder / command[2]).exists)
             self._printed = _printed(
                 subprocess.Popen(
                     ["bash", "-ec", self._ported(text)],
