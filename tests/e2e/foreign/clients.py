@@ -171,8 +171,12 @@ def connections(folder: Path) -> Iterator[dict[str, Connection]]:
 # --- clients ---
 
 
-def _python(environment: str, program: str) -> Command:
+def _python(environment: str, program: str, newest: tuple[int, int] | None = None) -> Command:
+    """`newest`: the last version of Python for which the environment's packages have wheels."""
+
     def command() -> tuple[list[str], dict[str, str]]:
+        if newest is not None and sys.version_info[:2] > newest:
+            pytest.skip(f"{environment} needs Python {newest[0]}.{newest[1]} or older")
         python = sys.executable if environment == "dev" else str(environments.python(environment))
         return [python, str(PROGRAMS / program)], {}
 
@@ -249,8 +253,8 @@ NOT_CLOSED = "'int_contents': [0]"
 NO_EPOLL = Limit("Netty needs its native library for epoll, which Debian's lacks", "the required native library")
 CLIENTS = [
     Client("grpcio", _python("dev", "grpc_client.py")),
-    Client("grpcio 1.49", _python("foreign_grpcio_1_49", "grpc_client.py")),
-    Client("grpcio 1.59", _python("foreign_grpcio_1_59", "grpc_client.py")),
+    Client("grpcio 1.49", _python("foreign_grpcio_1_49", "grpc_client.py", (3, 11))),
+    Client("grpcio 1.59", _python("foreign_grpcio_1_59", "grpc_client.py", (3, 12))),
     Client(
         "grpclib",
         _python("foreign_grpclib", "grpclib_client.py"),
