@@ -64,7 +64,7 @@ def test_when_it_is_tried_again() -> None:
     assert made.begin(2.0, [first, second]) is second
 
 
-def test_a_server_that_said_when_is_not_tried_before_as_another_is_silent_or_tried() -> None:
+def test_retry_hint_of_a_server_holds_while_another_is_silent_or_tried() -> None:
     made = balancer(3)
     later, sooner, silent = (made.begin(0.0) for _ in range(3))
     made.checked(silent, 0.0, answered=False)
@@ -74,10 +74,10 @@ def test_a_server_that_said_when_is_not_tried_before_as_another_is_silent_or_tri
     assert made.begin(2.0, [sooner]) is sooner
 
 
-def test_a_hedge_needs_another_server_that_is_there() -> None:
+def test_hedge_needs_another_server_that_takes_calls() -> None:
     made = balancer(3, burst=1)
-    first, gone, silent = (made.begin(0.0) for _ in range(3))
-    made.end(gone, QueueFull("full", retry_after=2.0), 0.0)
+    first, busy, silent = (made.begin(0.0) for _ in range(3))
+    made.end(busy, QueueFull("full", retry_after=2.0), 0.0)
     made.checked(silent, 0.0, answered=False)
     assert not made.may_hedge(1.0, [first])
     assert made.may_hedge(2.0, [first])
