@@ -100,7 +100,7 @@ def test_a_wait_beyond_the_deadline_costs_no_budget() -> None:
     settings = Settings("a:1", retries=Retries(burst=1))
     steps = settings.attempts(settings.sending_of("/a.B/C", b"", 10.0, None))
     (asked,) = settings.balancer.endpoints
-    assert [next(steps), next(steps)] == [asked, None]
+    assert next(steps) is asked
     with pytest.raises(QueueFull):
         steps.send(Outcome(asked, QueueFull("full", retry_after=60.0)))
     assert (settings.balancer.tokens, asked.in_flight) == (1.0, 0)

@@ -91,7 +91,7 @@ class AsyncClient:
                 elif hedged:
                     tasks.append(asyncio.create_task(self._connections[step].start(sending, outcomes)))
                 else:
-                    outcomes.put_nowait(await self._connections[step].call(sending))
+                    outcome = await self._connections[step].call(sending)
         except StopIteration as done:
             response: bytes = done.value
             return response

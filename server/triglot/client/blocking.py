@@ -103,7 +103,7 @@ class Client:
                 elif hedged:
                     calls.append(self._connections[step].start(sending, outcomes))
                 else:
-                    outcomes.put(self._connections[step].call(sending))
+                    outcome = self._connections[step].call(sending)
         except StopIteration as done:
             response: bytes = done.value
             return response

@@ -260,32 +260,33 @@ class Settings:
         """Say what to do for a call, one step after the other, and return its response.
 
         A step is a server, to which the call is to be sent, or the longest time to wait for an outcome, in seconds
-        (None: any); what is sent back then is an outcome, or None when the time is over. Raise `ServingError`.
+        (None: any); what is sent back then is an outcome, or None if there is none yet. Raise `ServingError`.
         Close it at the end of the call: what has no answer by then is not waited for.
         """
         hedge_after = self.hedge_after(sending)
-        waiting: list[Endpoint] = []
+        waiting = [self.begin(sending)]
         overtaken = None
         try:
-            waiting.append(self.begin(sending))
-            yield waiting[-1]
+            step: Endpoint | float | None = waiting[0]
             while True:
-                outcome = yield (hedge_after if len(waiting) == 1 else None)
-                if outcome is None:
-                    if self.balancer.may_hedge(time.monotonic(), sending.tried):
-                        waiting.append(self.begin(sending))
-                        yield waiting[-1]
-                    continue
-                if outcome.error is None and outcome.endpoint is not waiting[0]:
-                    overtaken = waiting[0]
-                waiting.remove(outcome.endpoint)
-                self.end(outcome.endpoint, outcome.error)
-                if outcome.error is None:
-                    return outcome.response
-                if not waiting or outcome.error.code not in RETRIED:
-                    yield self._wait_after(outcome.error, sending)
-                    waiting.append(self.begin(sending))
-                    yield waiting[-1]
+                outcome = yield step
+                if outcome is not None:
+                    if outcome.error is None and outcome.endpoint is not waiting[0]:
+                        overtaken = waiting[0]
+                    waiting.remove(outcome.endpoint)
+                    self.end(outcome.endpoint, outcome.error)
+                    if outcome.error is None:
+                        return outcome.response
+                    again = not waiting or outcome.error.code not in RETRIED
+                    if again:
+                        yield self._wait_after(outcome.error, sending)
+                else:
+                    again = step is hedge_after and self.balancer.may_hedge(time.monotonic(), sending.tried)
+                if again:
+                    step = self.begin(sending)
+                    waiting.append(step)
+                else:
+                    step = hedge_after if len(waiting) == 1 else None
         finally:
             for endpoint in waiting:
                 self.balancer.cancel(endpoint, time.monotonic(), slow=endpoint is overtaken)
