@@ -134,6 +134,16 @@ def test_a_sequence_has_one_server() -> None:
     assert len({made.begin_at(77, 0.0).address for _ in range(5)}) == 1
 
 
-def test_retries_are_checked() -> None:
-    with pytest.raises(ValueError, match="expected attempts >= 1"):
-        Retries(attempts=0)
+@pytest.mark.parametrize(
+    ("option", "value", "error"),
+    [
+        ("attempts", 0, "expected attempts >= 1"),
+        ("budget", float("nan"), "budget >= 0"),
+        ("first_delay", -1.0, "expected first_delay >= 0"),
+        ("check_after", float("inf"), "check_after and hedge_after > 0 and at most a day"),
+        ("hedge_after", 0.0, "check_after and hedge_after > 0 and at most a day"),
+    ],
+)
+def test_retries_are_checked(option: str, value: float, error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        Retries(**{option: value})  # type: ignore[arg-type]

@@ -504,12 +504,26 @@ def test_settings_of_the_environment(address: str, kind: Kind, monkeypatch: pyte
     [
         ({"servers": "http://127.0.0.1:8000"}, "expected HOST:PORT of a server's gRPC port, got 'http"),
         ({"servers": []}, "at least one server"),
+        ({"servers": ["a:1", ""]}, "expected HOST:PORT of a server's gRPC port, got ''"),
+        ({"servers": "a:1", "headers": {"a b": "c"}}, "headers: expected names of ASCII letters.*got 'a b'"),
         ({"servers": "a:1", "protocol": "v2"}, "expected kserve or tensorflow_serving, got 'v2'"),
     ],
 )
 def test_wrong_settings(options: dict[str, Any], error: str) -> None:
     with pytest.raises(ValueError, match=error):
         Client(**options)
+
+
+@KINDS
+def test_wrong_and_long_timeouts_and_headers(address: str, kind: Kind) -> None:
+    with kind(address, timeout=float("inf")) as client:
+        for timeout in (None, float("inf"), 1e12):
+            assert client.infer("same", {"x": X}, timeout=timeout)["y"].tolist() == X.tolist()
+        with pytest.raises(ValueError, match="timeout: expected seconds, got NaN"):
+            client.infer("same", {"x": X}, timeout=float("nan"))
+        for value in ("a\n", "\N{SNOWMAN}"):
+            with pytest.raises(ValueError, match=r"headers: expected printable ASCII.*value of X-Tenant"):
+                client.infer("same", {"x": X}, headers={"X-Tenant": value})
 
 
 @pytest.mark.parametrize("other", ["tritonclient", "kserve", "tensorflow"])

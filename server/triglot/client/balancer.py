@@ -18,6 +18,7 @@ RETRIED: Final = frozenset({Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED})
 """What another server, or the same one later, may answer otherwise."""
 FAILED: Final = RETRIED | {Code.DEADLINE_EXCEEDED}
 """After these, other servers are preferred for a while."""
+DAY: Final = 86400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +43,13 @@ class Retries:
     check_after: float = 5.0
 
     def __post_init__(self) -> None:
-        if self.attempts < 1 or self.budget < 0 or self.burst < 0:
+        if self.attempts < 1 or not (self.budget >= 0 and self.burst >= 0):
             raise ValueError(f"expected attempts >= 1, budget >= 0 and burst >= 0, got {self}")
-        if not self.check_after > 0 or (self.hedge_after is not None and not self.hedge_after > 0):
-            raise ValueError(f"expected check_after > 0 and hedge_after > 0, got {self}")
+        if not (self.first_delay >= 0 and self.longest_delay >= 0):
+            raise ValueError(f"expected first_delay >= 0 and longest_delay >= 0, got {self}")
+        seconds = (self.check_after, DAY if self.hedge_after is None else self.hedge_after)
+        if not all(0 < each <= DAY for each in seconds):
+            raise ValueError(f"expected check_after and hedge_after > 0 and at most a day, got {self}")
 
 
 @dataclass(slots=True, eq=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import math
 import os
 import re
 import time
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     import grpc
 
 SECONDS: Final = 60.0
+LONGEST: Final = 99_999_999.0
+"""The largest number of seconds that a call's metadata can say."""
 HEALTH: Final = "/grpc.health.v1.Health/Check"
 REGISTER: Final = "/inference.GRPCInferenceService/SystemSharedMemoryRegister"
 UNREGISTER: Final = "/inference.GRPCInferenceService/SystemSharedMemoryUnregister"
@@ -146,7 +149,7 @@ class Sending:
 
     def left(self) -> float:
         """Return the seconds until the deadline."""
-        return max(0.0, self.deadline - time.monotonic())
+        return min(max(0.0, self.deadline - time.monotonic()), LONGEST)
 
 
 class Settings:
@@ -165,7 +168,7 @@ class Settings:
     ) -> None:
         addresses = [servers] if isinstance(servers, str) else list(servers)
         for address in addresses:
-            if "://" in address and not address.startswith("unix:"):
+            if not address.strip() or ("://" in address and not address.startswith("unix:")):
                 raise ValueError(f"expected HOST:PORT of a server's gRPC port, got {address!r}")
         if not addresses:
             raise ValueError("expected the address of at least one server, got none")
@@ -197,8 +200,10 @@ class Settings:
     def sending_of(
         self, method: str, message: bytes, timeout: float | None, headers: Mapping[str, str] | None
     ) -> Sending:
-        """Return a call to send; None for the client's own timeout. Raise `ValueError` as `metadata`."""
+        """Return a call to send; None for the client's own timeout. Raise `ValueError` for a wrong value."""
         deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
+        if math.isnan(deadline):
+            raise ValueError("timeout: expected seconds, got NaN")
         return Sending(method, message, (*self.metadata(), *_lower(headers)), deadline)
 
     def streaming(self, model: str, inputs: Inputs, options: CallOptions) -> Sending:
@@ -324,6 +329,12 @@ class Settings:
 
 
 def _lower(headers: Mapping[str, str] | None) -> Metadata:
+    """Return headers as metadata. Raise `ValueError` for what HTTP/2 cannot carry."""
+    for name, value in (headers or {}).items():
+        if re.fullmatch("[0-9A-Za-z_.-]+", name) is None:
+            raise ValueError(f"headers: expected names of ASCII letters, digits, '-', '_' and '.', got {name!r}")
+        if not name.lower().endswith("-bin") and re.fullmatch("[ -~]*", value) is None:
+            raise ValueError(f"headers: expected printable ASCII, got another character in the value of {name}")
     return tuple((name.lower(), value) for name, value in (headers or {}).items())
 
 
