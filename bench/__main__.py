@@ -25,6 +25,7 @@ BENCHES: tuple[tuple[str, Sequence[str]], ...] = (
     ("builds", ()),
     ("shadow", ()),
     ("client", ()),
+    ("failover", ()),
 )
 USUAL = ("lifecycle", PAGE)
 ALL = "all"

@@ -19,8 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench import servers
-from bench.report import plain
+from bench import report, servers
 from triglot.client import AsyncClient, Retries
 from triglot.core.errors import ServingError
 
@@ -114,8 +113,9 @@ def main() -> int:
         failures = " ".join(f"{code} {count}" for code, count in found.failed.items()) or "0"
         counts = (failures, f"{found.extra / options.calls:.2%}")
         rows.append((event, hedged, *counts, *(f"{ms:.1f}" for ms in (found.p50, found.p99, found.longest))))
-    print(f"{options.calls} calls each, {options.in_flight} in flight, three servers")
-    print(plain(("one server is", "hedges", "failed", "extra calls", "p50 ms", "p99 ms", "longest ms"), rows))
+    print(*report.machine(), f"{options.calls} calls each, {options.in_flight} in flight, three servers", sep="\n")
+    columns = ("one server is", "hedges", "failed", "extra calls", "p50 ms", "p99 ms", "longest ms")
+    print(report.plain(columns, rows))
     return 0
 
 

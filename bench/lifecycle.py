@@ -81,8 +81,6 @@ class Result:
     before: list[float]
     during: list[float]
     after: list[float]
-    cpu: float | None
-    """The server's CPU seconds per load, without those of the concurrent calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,9 +208,7 @@ async def _latencies(port: int, seconds: float, work: Callable[[], Awaitable[Non
     return latencies
 
 
-async def _measure(
-    control: Control, repository: Repository, server: servers.Server, ports: tuple[int, int], loads: int
-) -> Result:
+async def _measure(control: Control, repository: Repository, ports: tuple[int, int], loads: int) -> Result:
     grpc_port, rest_port = ports
     served: list[float] = []
 
@@ -227,15 +223,9 @@ async def _measure(
 
     await _latencies(grpc_port, 1.0)  # warm-up, not counted
     before = await _latencies(grpc_port, 4.0)
-    calm = server.cpu_seconds()
     during = await _latencies(grpc_port, 0.0, change)
-    busy = server.cpu_seconds()
     after = await _latencies(grpc_port, 4.0)
-    end = server.cpu_seconds()
-    cpu = None
-    if calm is not None and busy is not None and end is not None:
-        cpu = ((busy - calm) - (end - busy) / len(after) * len(during)) / loads
-    return Result(control.name, served, before, during, after, cpu)
+    return Result(control.name, served, before, during, after)
 
 
 def measure(control: Control, megabytes: int, loads: int, core: int | None) -> Result:
@@ -244,7 +234,7 @@ def measure(control: Control, megabytes: int, loads: int, core: int | None) -> R
         repository = Repository(Path(folder), megabytes)
         with servers.serving(repository.root, core, control.flags) as (server, grpc_port, rest_port):
             try:
-                return asyncio.run(_measure(control, repository, server, (grpc_port, rest_port), loads))
+                return asyncio.run(_measure(control, repository, (grpc_port, rest_port), loads))
             except (BenchError, OSError) as error:
                 raise BenchError(f"{control.name}: {error}\n{server.tail()}") from error
 
@@ -253,9 +243,8 @@ def lines(result: Result) -> Iterator[str]:
     """Yield the lines to print."""
     milliseconds = np.array(result.served) * 1e3
     median, worst = np.median(milliseconds), milliseconds.max()
-    cpu = "" if result.cpu is None else f", {result.cpu * 1e3:.0f} ms of the server's CPU time each"
     yield f"{result.control}: {len(result.served)} loads"
-    yield f"  renamed into place → served: median {median:.0f} ms, longest {worst:.0f} ms{cpu}"
+    yield f"  renamed into place → served: median {median:.0f} ms, longest {worst:.0f} ms"
     calm = float(np.percentile(result.before, 99))
     for name, latencies in (("before", result.before), ("during", result.during), ("after", result.after)):
         p50, p99 = np.percentile(latencies, (50, 99))
