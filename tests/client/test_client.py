@@ -71,6 +71,10 @@ class OnLoop:
     def infer(self, *arguments: Any, **options: Any) -> Outputs:
         return self._runner.run(self._client.infer(*arguments, **options))
 
+    @property
+    def sent(self) -> int:
+        return self._client.sent
+
     def is_ready(self, model: str = "") -> bool:
         return self._runner.run(self._client.is_ready(model))
 
@@ -363,7 +367,7 @@ def test_when_a_call_is_tried_again(
     ):
         client.infer("m", {"x": X}, parameters=parameters)
     assert raised.value.code is Code(code.value[0])
-    assert len(came) == attempts
+    assert len(came) == attempts == client.sent
 
 
 @KINDS

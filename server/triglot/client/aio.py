@@ -270,11 +270,11 @@ class _Connection:
             return serving_error(error)
         raise error
 
-    async def ask(self, method: str, request: bytes, seconds: float = CONTROL_SECONDS) -> bytes:
+    async def ask(self, method: str, request: bytes) -> bytes:
         """Return the response to a call that is no inference. Raise `ServingError`."""
         metadata = self._settings.metadata()
         try:
-            response: bytes = await self._method(method)(request, timeout=seconds, metadata=metadata)
+            response: bytes = await self._method(method)(request, timeout=CONTROL_SECONDS, metadata=metadata)
         except (grpc.RpcError, grpc.aio.UsageError, asyncio.CancelledError) as error:
             raise self.failure(error) from None
         return response

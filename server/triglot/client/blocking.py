@@ -293,11 +293,11 @@ class _Connection:
             raise error
         return serving_error(error)
 
-    def ask(self, method: str, request: bytes, seconds: float = CONTROL_SECONDS) -> bytes:
+    def ask(self, method: str, request: bytes) -> bytes:
         """Return the response to a call that is no inference. Raise `ServingError`."""
         metadata = self._settings.metadata()
         try:
-            response: bytes = self._method(method)(request, timeout=seconds, metadata=metadata)
+            response: bytes = self._method(method)(request, timeout=CONTROL_SECONDS, metadata=metadata)
         except (grpc.RpcError, ValueError) as error:
             raise self.failure(error) from None
         return response
